@@ -1,0 +1,20 @@
+//! The rules of quokka, pure and synchronous: no clock, no random numbers, no driver, no runtime.
+//!
+//! Everything that decides what a command does or how a document is written lives here, so that it can be tested with
+//! tables and so that the server and its handler processes follow one and the same rule.
+
+pub mod answer;
+pub mod batch;
+pub mod event;
+pub mod ids;
+pub mod json;
+pub mod shard;
+pub mod token;
+
+pub use answer::{Answer, Replay};
+pub use batch::{Creates, Failure, HandlerFault, Outcome, Precondition, Task, Work};
+pub use event::{Event, EventOutcome, HandlerVersion, LoadedEntity, StoredEvent};
+pub use ids::{CommandId, CommandName, EntityId, EntityType, IdError, Version};
+pub use json::{Json, JsonError};
+pub use shard::{Partition, ShardCount, ShardId};
+pub use token::{LogIdentity, Position};

@@ -1,0 +1,39 @@
+//! Handlers: the code that decides what commands do, in JavaScript or in Rust.
+
+pub mod js;
+pub mod native;
+
+use crate::core::{CommandName, Creates, EntityType, HandlerVersion, Outcome, Work};
+use async_trait::async_trait;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The handlers of one entity type, at one version of their code.
+#[async_trait]
+pub trait Handlers: Send + Sync + 'static {
+    /// Whose handlers.
+    fn entity_type(&self) -> &EntityType;
+
+    /// The version of the code.
+    fn version(&self) -> &HandlerVersion;
+
+    /// The commands it knows.
+    fn commands(&self) -> &BTreeMap<CommandName, Creates>;
+
+    /// The longest entity id of this type.
+    fn entity_id_max(&self) -> usize;
+
+    /// Runs all tasks of the batch, in order, and answers with one outcome for each, by the rule of [`Work::run_next`].
+    ///
+    /// Ends within the limits given for handlers, whatever a handler does. Fails as a whole only where no handler could be
+    /// run at all (no process can be started); nothing has happened then.
+    async fn run(&self, work: Work) -> Result<Vec<Outcome>, HandlersUnavailable>;
+}
+
+/// No handler can be run now; trying again later may help.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("handlers cannot be run: {0}")]
+pub struct HandlersUnavailable(pub String);
+
+/// The handlers of all entity types: what a reload replaces as a whole.
+pub type HandlerSet = BTreeMap<EntityType, Arc<dyn Handlers>>;

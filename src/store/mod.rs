@@ -1,0 +1,109 @@
+//! Where events are kept: the trait, its contract, and its implementations.
+//!
+//! A store keeps one table an entity type and enforces three keys on it, and nothing else in quokka decides who wins:
+//! `(shard, event_id)`, `(entity_id, version)` and `(entity_id, command_id)`. [`conformance`] holds the tests that every
+//! implementation passes.
+
+mod error;
+pub mod mysql;
+pub mod sqlite;
+
+pub use error::{AppendError, OpenError, StoreError};
+
+use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Version};
+use async_trait::async_trait;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How to open a store.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// `mysql://user:password@host:3306/database` or `sqlite:PATH`.
+    pub url: String,
+    /// Number of shards; fixed when the database is first used.
+    pub shards: ShardCount,
+    /// The most connections that are open at once.
+    pub pool: usize,
+    /// How long one statement may take before its outcome counts as unknown.
+    pub statement_timeout: Duration,
+}
+
+/// Opens the store that the URL names, makes and migrates its tables.
+pub async fn open(options: &Options) -> Result<Arc<dyn Store>, OpenError> {
+    match options.url.split_once(':') {
+        _ => Err(OpenError::Url("it starts with neither mysql: nor sqlite:".into())),
+    }
+}
+
+/// Which versions of an entity a page of history holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Versions above the bound, lowest first.
+    Ascending,
+    /// Versions below the bound, highest first.
+    Descending,
+}
+
+/// An entity in a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its id.
+    pub entity_id: EntityId,
+    /// Its newest version.
+    pub version: Version,
+}
+
+/// Keeps events. Every method may be called from many tasks at once, and from several processes on one database.
+///
+/// Dropping a returned future may or may not have had its effect, as with [`AppendError::Unknown`].
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// What makes this database's log itself.
+    fn identity(&self) -> &LogIdentity;
+
+    /// The number of shards that the database was first used with.
+    fn shards(&self) -> ShardCount;
+
+    /// The most bytes of events (by [`Event::weight`]) that one [`Store::append`] may take with certainty, escaping left aside.
+    fn append_bytes_max(&self) -> usize;
+
+    /// Makes the entity type's table where it is missing. Safe to call from several processes at once.
+    async fn create_type(&self, entity_type: &EntityType) -> Result<(), StoreError>;
+
+    /// The largest event id of the partition that is committed; 0 where it has none.
+    async fn head(&self, partition: &Partition) -> Result<u64, StoreError>;
+
+    /// Writes the events in one atomic statement and returns once they are durable.
+    ///
+    /// `events` is not empty, its ids are dense and rise by one, and the first follows a head that the caller has seen committed. A
+    /// returned error says whether the events are there: see [`AppendError`]. Either all are or none is.
+    async fn append(&self, partition: &Partition, events: &[Event]) -> Result<(), AppendError>;
+
+    /// The newest event of each entity, in the order asked; none where it has no event. Duplicates in `ids` are fine.
+    async fn newest(&self, entity_type: &EntityType, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, StoreError>;
+
+    /// The event that each command made, in the order asked; none where it made none. The `state` of these events is left out.
+    async fn find(&self, entity_type: &EntityType, commands: &[(EntityId, CommandId)]) -> Result<Vec<Option<StoredEvent>>, StoreError>;
+
+    /// The event of exactly this version.
+    async fn at_version(&self, entity_type: &EntityType, id: &EntityId, version: Version) -> Result<Option<StoredEvent>, StoreError>;
+
+    /// The event of the highest version whose `committed_at` is not later than the time given, in microseconds since 1970.
+    async fn at_time(&self, entity_type: &EntityType, id: &EntityId, time: i64) -> Result<Option<StoredEvent>, StoreError>;
+
+    /// A page of an entity's history: versions above `bound` (ascending) or below it (descending; 0 means no bound), at most `limit`.
+    async fn history(&self, entity_type: &EntityType, id: &EntityId, order: Order, bound: Version, limit: usize) -> Result<Vec<StoredEvent>, StoreError>;
+
+    /// Existing entities (their newest event has a state) with ids above `after` in byte order, at most `limit`. Takes time by `limit`, not by
+    /// the number of entities or events.
+    async fn list(&self, entity_type: &EntityType, after: Option<&EntityId>, limit: usize) -> Result<Vec<Listed>, StoreError>;
+
+    /// Returns once everything that any read saw before the call is durable. At once where the engine shows only durable rows.
+    async fn barrier(&self) -> Result<(), StoreError>;
+
+    /// Whether the database answers and takes writes.
+    async fn ready(&self) -> Result<(), StoreError>;
+
+    /// Name and version of the engine, for people.
+    fn engine(&self) -> String;
+}
