@@ -119,7 +119,11 @@ impl Pool {
                 }
                 Err(Failure::Sent(error))
             }
-            Err(_) => Err(Failure::TimedOut),
+            Err(_) => {
+                // Where this one hears nothing, the others may be as deaf; each would cost its caller as long a wait.
+                self.drop_idle();
+                Err(Failure::TimedOut)
+            }
         }
     }
 
@@ -148,17 +152,14 @@ impl Pool {
         Ok(Borrowed { conn: Some(conn), permit: Some(permit), generation, shared })
     }
 
-    /// The connection that was used last, unless it idled too long; then the others did, too.
+    /// The connection that was used last; closes those that idled too long, which lie at the bottom.
     fn take_idle(&self) -> Option<Conn> {
         let mut stack = lock(&self.0.idle);
-        let newest = stack.pop()?;
-        if newest.since.elapsed() < IDLE_MAX {
-            return Some(newest.conn);
-        }
-        for idle in stack.drain(..).chain([newest]) {
+        let stale = stack.partition_point(|idle| idle.since.elapsed() >= IDLE_MAX);
+        for idle in stack.drain(..stale) {
             close(idle.conn, None);
         }
-        None
+        stack.pop().map(|idle| idle.conn)
     }
 
     async fn connect(&self) -> Result<Conn, NotConnected> {
