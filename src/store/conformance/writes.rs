@@ -140,7 +140,7 @@ pub async fn dropped_appends_leave_nothing_in_the_way(url: &str) {
         let partition = partition(7);
         let mut append = writer.append(&partition, &events);
         match round % 4 {
-            0 => assert!((&mut append).now_or_never().is_none()),
+            0 => drop((&mut append).now_or_never()),
             1 => drop(tokio::time::timeout(Duration::from_micros(round * 20), &mut append).await),
             2 => drop(tokio::time::timeout(Duration::from_millis(1), &mut append).await),
             _ => {}
