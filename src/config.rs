@@ -224,18 +224,15 @@ impl Default for Config {
 impl Config {
     /// The configuration as TOML that [`load`] reads back, the password in the storage URL left out.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
-        let mut table = toml::Table::try_from(self)?;
-        if self.storage.url_file.is_some()
-            && let Some(storage) = table.get_mut("storage").and_then(toml::Value::as_table_mut)
-        {
+        let mut text = toml::to_string(self)?;
+        if self.storage.url_file.is_some() {
             // It came from the file: a configuration must not give both.
-            storage.remove("url");
+            text = text.split_inclusive('\n').filter(|line| !line.starts_with("url = ")).collect();
         }
-        let text = toml::to_string(&table)?;
-        Ok(match self.entities.path {
-            Some(_) => text,
-            None => text.replace("[entities]\n", "[entities]\n# path is not set: the built-in example entity types\n"),
-        })
+        if self.entities.path.is_none() {
+            text = text.replace("[entities]\n", "[entities]\n# path is not set: the built-in example entity types\n");
+        }
+        Ok(text)
     }
 }
 

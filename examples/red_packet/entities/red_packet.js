@@ -20,10 +20,10 @@ export const state = {
 
 // The share of the next user. At least 1, at most twice the average of what is left, and never so much that the others
 // could not get 1 each. The last user gets the rest.
-function draw(amountLeft, sharesLeft, random) {
+function draw(amountLeft, sharesLeft, context) {
   if (sharesLeft === 1) return amountLeft;
   const most = Math.min(Math.floor((2 * amountLeft) / sharesLeft), amountLeft - (sharesLeft - 1));
-  return 1 + Math.floor(random() * most);
+  return 1 + Math.floor(context.random() * most);
 }
 
 export const commands = {
@@ -52,7 +52,7 @@ export const commands = {
         throw reject("already_taken", "this user has a share already", { amount: state.taken[user] });
       }
       if (state.shares_left === 0) throw reject("empty", "all shares are taken", { count: state.count });
-      const share = draw(state.amount_left, state.shares_left, context.random);
+      const share = draw(state.amount_left, state.shares_left, context);
       state.amount_left -= share;
       state.shares_left -= 1;
       Object.defineProperty(state.taken, user, { value: share, enumerable: true, writable: true, configurable: true });
