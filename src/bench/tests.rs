@@ -52,7 +52,7 @@ impl Fake {
         }
         let mut recorded = self.recorded.lock().unwrap();
         let answers = recorded.entry(entity.to_string()).or_default();
-        let status = *answers.entry(id.to_string()).or_insert(if self.manner == Manner::Rejecting && tries % 3 == 0 { 422 } else { 200 });
+        let status = *answers.entry(id.to_string()).or_insert(if self.manner == Manner::Rejecting && tries.is_multiple_of(3) { 422 } else { 200 });
         let version = answers.len();
         if self.manner == Manner::Forgetful && tries % 10 == 9 {
             answers.remove(id);

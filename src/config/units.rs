@@ -43,7 +43,7 @@ impl Size {
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [("GiB", 1 << 30), ("GB", 1_000_000_000), ("MiB", 1 << 20), ("MB", 1_000_000), ("KiB", 1 << 10), ("KB", 1000)];
-        match units.into_iter().find(|(_, bytes)| self.0 >= *bytes && self.0 % bytes == 0) {
+        match units.into_iter().find(|(_, bytes)| self.0 >= *bytes && self.0.is_multiple_of(*bytes)) {
             Some((unit, bytes)) => write!(f, "{} {unit}", self.0 / bytes),
             None => write!(f, "{} B", self.0),
         }
