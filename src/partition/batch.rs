@@ -32,6 +32,13 @@ pub(super) struct Batch {
     by_id: HashMap<(EntityId, CommandId), usize>,
 }
 
+/// A batch that is to be answered.
+pub(super) struct Decided {
+    pub leaders: Vec<(Envelope, Verdict)>,
+    /// Further tries of a leader's command id, by the leader's index.
+    pub followers: Vec<(usize, Envelope)>,
+}
+
 impl Envelope {
     /// Whether both ask for the same thing in all respects.
     pub fn is_same_try(&self, other: &Envelope) -> bool {
@@ -82,10 +89,10 @@ impl Batch {
         }
     }
 
-    /// Every leader with its verdict, and the followers.
-    pub fn into_parts(self) -> (Vec<(Envelope, Verdict)>, Vec<(usize, Envelope)>) {
+    /// The batch with every verdict in place.
+    pub fn decided(self) -> Decided {
         let verdicts = self.verdicts.into_iter().map(|verdict| verdict.unwrap_or(Verdict::Later));
-        (self.leaders.into_iter().zip(verdicts).collect(), self.followers)
+        Decided { leaders: self.leaders.into_iter().zip(verdicts).collect(), followers: self.followers }
     }
 }
 

@@ -28,8 +28,11 @@ pub(super) enum Request {
 pub(super) struct LookUp {
     pub entity_id: EntityId,
     pub command_id: CommandId,
-    pub reply: oneshot::Sender<Result<Option<Arc<Answer>>, CommandError>>,
+    pub reply: oneshot::Sender<Found>,
 }
+
+/// What a look-up hears.
+pub(super) type Found = Result<Option<Arc<Answer>>, CommandError>;
 
 /// A queued command.
 pub(super) struct Envelope {
@@ -100,7 +103,7 @@ pub(super) fn command(command: Command, deadline: Instant) -> (Request, Pending)
 }
 
 /// A look-up's two ends.
-pub(super) fn look_up(entity_id: EntityId, command_id: CommandId) -> (Request, oneshot::Receiver<Result<Option<Arc<Answer>>, CommandError>>) {
+pub(super) fn look_up(entity_id: EntityId, command_id: CommandId) -> (Request, oneshot::Receiver<Found>) {
     let (reply, found) = oneshot::channel();
     (Request::LookUp(LookUp { entity_id, command_id, reply }), found)
 }

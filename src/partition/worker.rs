@@ -1,6 +1,6 @@
 //! The worker of one partition: waits for a command, drains what else is there, decides the batch, answers everybody.
 
-use super::batch::{Batch, Verdict};
+use super::batch::{Batch, Decided, Verdict};
 use super::metrics::WorkerMetrics;
 use super::queue::{Envelope, LookUp, Request};
 use super::{CommandError, HandlersRef, Shared, TypeQueues};
@@ -141,7 +141,7 @@ impl Worker {
             Some(handlers) => self.decide(&mut batch, &handlers).await,
             None => batch.fail_rest(CommandError::UnknownEntityType),
         }
-        self.deliver(batch);
+        self.deliver(batch.decided());
     }
 
     /// Tries until every command of the batch has its verdict.
@@ -157,11 +157,10 @@ impl Worker {
         }
     }
 
-    fn deliver(&mut self, batch: Batch) {
-        let (decided, followers) = batch.into_parts();
+    fn deliver(&mut self, batch: Decided) {
         let mut carried = Vec::new();
-        for (leader, follower) in followers {
-            let (first, verdict) = &decided[leader];
+        for (leader, follower) in batch.followers {
+            let (first, verdict) = &batch.leaders[leader];
             match verdict {
                 Verdict::Answer(answer, _) => {
                     let replay = answer.replay_for(&follower.command.name, &follower.command.request);
@@ -172,7 +171,7 @@ impl Worker {
             }
         }
         let mut later = Vec::new();
-        for (envelope, verdict) in decided {
+        for (envelope, verdict) in batch.leaders {
             match verdict {
                 Verdict::Later => later.push(envelope),
                 verdict => self.answer(envelope, verdict),
