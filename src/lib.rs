@@ -6,6 +6,8 @@ pub mod core;
 pub mod examples;
 pub mod handler;
 pub mod http;
+pub mod logging;
+pub mod metrics;
 pub mod partition;
 pub mod server;
 pub mod store;

@@ -4,6 +4,7 @@
 //! `(shard, event_id)`, `(entity_id, version)` and `(entity_id, command_id)`. [`conformance`] holds the tests that every
 //! implementation passes.
 
+pub mod conformance;
 mod error;
 pub mod mysql;
 pub mod sqlite;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How to open a store.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Options {
     /// `mysql://user:password@host:3306/database` or `sqlite:PATH`.
     pub url: String,
@@ -28,9 +29,19 @@ pub struct Options {
     pub statement_timeout: Duration,
 }
 
+/// Leaves the URL out: it may hold a password.
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Options { url: _, shards, pool, statement_timeout } = self;
+        f.debug_struct("Options").field("shards", shards).field("pool", pool).field("statement_timeout", statement_timeout).finish_non_exhaustive()
+    }
+}
+
 /// Opens the store that the URL names, makes and migrates its tables.
 pub async fn open(options: &Options) -> Result<Arc<dyn Store>, OpenError> {
     match options.url.split_once(':') {
+        Some(("mysql", _)) => Ok(Arc::new(mysql::MysqlStore::open(options).await?)),
+        Some(("sqlite", _)) => Ok(Arc::new(sqlite::SqliteStore::open(options).await?)),
         _ => Err(OpenError::Url("it starts with neither mysql: nor sqlite:".into())),
     }
 }

@@ -1,0 +1,203 @@
+//! The store on MySQL (8.4 or newer) and MariaDB (10.11 or newer).
+//!
+//! An append is one multi-row INSERT in autocommit: one round trip, and no lock is ever held across one. What its failure means is decided in
+//! `error`, by a short list of numbers; everything else, a lost connection and a timeout included, is unknown. Nothing is retried here.
+//!
+//! Works on a database that other programs use too: its own tables start with `quokka_`, those of entity types have the type's name.
+
+mod barrier;
+mod open;
+mod pool;
+mod rows;
+mod server;
+mod statement;
+
+use super::error::{AppendError, OpenError, StoreError, mysql_append_error, mysql_read_error};
+use super::{Listed, Options, Order, Store};
+use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Version};
+use async_trait::async_trait;
+use barrier::Barrier;
+use mysql_async::Row;
+use pool::{Failure, Pool};
+use rows::Cells;
+use statement::Statement;
+use std::collections::HashMap;
+
+/// How many entities or commands one statement names.
+const CHUNK: usize = 500;
+/// How many entries of the index a listing looks at for each entity wanted, before it goes on with another statement.
+const ENTRIES_PER_ID: usize = 8;
+/// The fewest ids a listing looks at in one statement, so that entities that do not exist are passed quickly.
+const LIST_MIN: usize = 100;
+/// The most bytes of events that one append may take, however much the server would take.
+const APPEND_BYTES_MAX: usize = 8 << 20;
+/// What the server's limit for statements counts besides the statement.
+const PACKET_OVERHEAD: usize = 1024;
+
+const EVENTS: &str = include_str!("../../../schema/mysql/events.sql");
+
+/// A store on a MySQL or MariaDB server.
+pub struct MysqlStore {
+    pool: Pool,
+    shards: ShardCount,
+    identity: LogIdentity,
+    barrier: Barrier,
+}
+
+impl MysqlStore {
+    /// Connects, makes the database and quokka's own tables where they are missing, and checks that they fit this program and its options.
+    pub async fn open(options: &Options) -> Result<MysqlStore, OpenError> {
+        let (pool, identity) = open::open(options).await?;
+        Ok(MysqlStore { pool, shards: options.shards, identity, barrier: Barrier::new() })
+    }
+
+    async fn read(&self, statement: Statement) -> Result<Vec<Row>, StoreError> {
+        self.pool.query(statement.as_bytes()).await.map_err(read_error)
+    }
+
+    async fn events(&self, statement: Statement) -> Result<Vec<StoredEvent>, StoreError> {
+        self.read(statement).await?.into_iter().map(|row| Cells::new(row).event()).collect()
+    }
+
+    fn max_allowed_packet(&self) -> usize {
+        self.pool.server().map_or(0, |server| server.max_allowed_packet())
+    }
+}
+
+fn read_error(failure: Failure) -> StoreError {
+    match failure {
+        Failure::NotSent(reason) => StoreError::Unavailable(reason.to_string()),
+        Failure::Sent(error) => mysql_read_error(&error),
+        Failure::TimedOut => StoreError::Unavailable("no answer in time".into()),
+    }
+}
+
+fn append_error(failure: Failure) -> AppendError {
+    match failure {
+        Failure::NotSent(reason) => AppendError::Unavailable(reason.to_string()),
+        Failure::Sent(error) => mysql_append_error(&error),
+        Failure::TimedOut => AppendError::Unknown("no answer in time".into()),
+    }
+}
+
+#[async_trait]
+impl Store for MysqlStore {
+    fn identity(&self) -> &LogIdentity {
+        &self.identity
+    }
+
+    fn shards(&self) -> ShardCount {
+        self.shards
+    }
+
+    fn append_bytes_max(&self) -> usize {
+        APPEND_BYTES_MAX.min(self.max_allowed_packet() / 2)
+    }
+
+    async fn create_type(&self, entity_type: &EntityType) -> Result<(), StoreError> {
+        self.read(statement::create(EVENTS, &statement::table(entity_type))).await?;
+        // A table of this name may have been there before, made by somebody else: without the three keys nothing that quokka promises holds.
+        let mut keys = Vec::new();
+        for row in self.read(statement::keys(entity_type)).await? {
+            keys.push(Cells::new(row).text("key")?.to_string());
+        }
+        for key in ["shard,event_id", "entity_id,version", "entity_id,command_id"] {
+            if !keys.iter().any(|found| found == key) {
+                return Err(StoreError::Corrupt(format!("table {entity_type} has no unique key ({key})")));
+            }
+        }
+        Ok(())
+    }
+
+    async fn head(&self, partition: &Partition) -> Result<u64, StoreError> {
+        let rows = self.read(statement::head(partition)).await?;
+        let row = rows.into_iter().next().ok_or_else(|| StoreError::unreadable("event_id"))?;
+        Cells::new(row).number("event_id")
+    }
+
+    async fn append(&self, partition: &Partition, events: &[Event]) -> Result<(), AppendError> {
+        let statement = statement::insert(partition, events);
+        if statement.as_bytes().len() + PACKET_OVERHEAD > self.max_allowed_packet() {
+            return Err(AppendError::TooLarge);
+        }
+        self.pool.query(statement.as_bytes()).await.map(|_| ()).map_err(append_error)
+    }
+
+    async fn newest(&self, entity_type: &EntityType, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, StoreError> {
+        let mut wanted: Vec<EntityId> = ids.to_vec();
+        wanted.sort();
+        wanted.dedup();
+        let mut found = HashMap::with_capacity(wanted.len());
+        for chunk in wanted.chunks(CHUNK) {
+            for stored in self.events(statement::newest(entity_type, chunk)).await? {
+                found.insert(stored.event.entity_id.clone(), stored);
+            }
+        }
+        Ok(ids.iter().map(|id| found.get(id).cloned()).collect())
+    }
+
+    async fn find(&self, entity_type: &EntityType, commands: &[(EntityId, CommandId)]) -> Result<Vec<Option<StoredEvent>>, StoreError> {
+        let mut found = HashMap::with_capacity(commands.len());
+        for chunk in commands.chunks(CHUNK) {
+            for stored in self.events(statement::find(entity_type, chunk)).await? {
+                found.insert((stored.event.entity_id.clone(), stored.event.command_id.clone()), stored);
+            }
+        }
+        Ok(commands.iter().map(|command| found.get(command).cloned()).collect())
+    }
+
+    async fn at_version(&self, entity_type: &EntityType, id: &EntityId, version: Version) -> Result<Option<StoredEvent>, StoreError> {
+        Ok(self.events(statement::at_version(entity_type, id, version)).await?.pop())
+    }
+
+    async fn at_time(&self, entity_type: &EntityType, id: &EntityId, time: i64) -> Result<Option<StoredEvent>, StoreError> {
+        Ok(self.events(statement::at_time(entity_type, id, time)).await?.pop())
+    }
+
+    async fn history(&self, entity_type: &EntityType, id: &EntityId, order: Order, bound: Version, limit: usize) -> Result<Vec<StoredEvent>, StoreError> {
+        self.events(statement::history(entity_type, id, order, bound, limit)).await
+    }
+
+    async fn list(&self, entity_type: &EntityType, after: Option<&EntityId>, limit: usize) -> Result<Vec<Listed>, StoreError> {
+        let mut listed = Vec::new();
+        let mut after = after.cloned();
+        while listed.len() < limit {
+            let wanted = (limit - listed.len()).clamp(LIST_MIN, CHUNK);
+            let from = after.as_ref().map_or("", EntityId::as_str);
+            let mut ids = Vec::with_capacity(wanted);
+            for row in self.read(statement::ids_after(entity_type, from, wanted * ENTRIES_PER_ID, wanted)).await? {
+                ids.push(EntityId::trusted(&Cells::new(row).text("entity_id")?));
+            }
+            let Some(last) = ids.last().cloned() else { break };
+            after = Some(last);
+            for row in self.read(statement::existing(entity_type, &ids)).await? {
+                let mut cells = Cells::new(row);
+                listed.push(Listed { entity_id: EntityId::trusted(&cells.text("entity_id")?), version: cells.number("version")? });
+            }
+        }
+        listed.truncate(limit);
+        Ok(listed)
+    }
+
+    async fn barrier(&self) -> Result<(), StoreError> {
+        if self.pool.server().is_some_and(|server| server.shows_only_durable_rows()) {
+            return Ok(());
+        }
+        self.barrier.pass(|slot| async move { self.read(statement::barrier(slot)).await.map(|_| ()) }).await
+    }
+
+    async fn ready(&self) -> Result<(), StoreError> {
+        let rows = self.pool.query(b"SELECT @@global.read_only, @@innodb_read_only").await.map_err(read_error)?;
+        let row = rows.into_iter().next().ok_or_else(|| StoreError::unreadable("read_only"))?;
+        let mut cells = Cells::new(row);
+        let (read_only, innodb_read_only) = (cells.text("read_only")?, cells.text("innodb_read_only")?);
+        if server::is_on(&read_only) || server::is_on(&innodb_read_only) {
+            return Err(StoreError::Unavailable("the server is read-only".into()));
+        }
+        Ok(())
+    }
+
+    fn engine(&self) -> String {
+        self.pool.server().map_or_else(String::new, |server| server.name())
+    }
+}

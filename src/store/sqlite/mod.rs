@@ -1,0 +1,198 @@
+//! The embedded store: one SQLite file.
+//!
+//! One thread writes (see `writer`), a few connections read; the write-ahead log keeps the two apart. Several processes may use one file:
+//! whoever finds it locked for too long is told that nothing happened.
+//!
+//! What can be read is durable: with `synchronous = FULL` a commit is synced before it becomes visible, to this process and to others. So the
+//! barrier has nothing to do.
+
+mod connection;
+mod readers;
+mod rows;
+mod writer;
+
+use super::error::{AppendError, OpenError, StoreError, sqlite_read_error};
+use super::{Listed, Options, Order, Store};
+use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Version};
+use async_trait::async_trait;
+use readers::Readers;
+use rows::{SELECT_WHOLE, event, integer};
+use rusqlite::{Connection, OptionalExtension, params};
+use std::path::PathBuf;
+use std::time::Duration;
+use writer::Writer;
+
+/// The most bytes of events that one append may hold.
+const APPEND_BYTES_MAX: usize = 8 << 20;
+/// Reads that run at once; more would only wait for the disk.
+const READERS_MAX: usize = 4;
+
+/// A store in one file.
+pub struct SqliteStore {
+    path: PathBuf,
+    writer: Writer,
+    readers: Readers,
+    shards: ShardCount,
+    identity: LogIdentity,
+    statement_timeout: Duration,
+}
+
+impl SqliteStore {
+    /// Opens the file, makes it and its folder where they are missing, and checks that it fits this program and its options.
+    pub async fn open(options: &Options) -> Result<SqliteStore, OpenError> {
+        let path = connection::path_of(&options.url)?;
+        let (shards, statement_timeout, readers) = (options.shards, options.statement_timeout, options.pool.clamp(1, READERS_MAX));
+        let opening = tokio::task::spawn_blocking(move || {
+            let identity = connection::prepare(&path, shards, statement_timeout)?;
+            let unavailable = |error: rusqlite::Error| OpenError::Unavailable(error.to_string());
+            let writer = Writer::start(connection::open(&path, statement_timeout).map_err(unavailable)?)?;
+            let readers = Readers::new(path.clone(), readers, statement_timeout);
+            Ok(SqliteStore { path, writer, readers, shards, identity, statement_timeout })
+        });
+        opening.await.unwrap_or_else(|error| Err(OpenError::Unavailable(error.to_string())))
+    }
+}
+
+/// The quoted name of an entity type's table. SQLite keeps names that start with `sqlite_` to itself; those get an underscore in front,
+/// with which no entity type starts.
+fn table(entity_type: &EntityType) -> String {
+    if entity_type.as_str().starts_with("sqlite_") { format!("\"_{entity_type}\"") } else { format!("\"{entity_type}\"") }
+}
+
+/// Reads one event, or none.
+fn one(connection: &Connection, sql: &str, parameters: impl rusqlite::Params) -> Result<Option<StoredEvent>, StoreError> {
+    let mut statement = connection.prepare_cached(sql).map_err(|error| sqlite_read_error(&error))?;
+    let found = statement.query_row(parameters, |row| Ok(event(row))).optional();
+    found.map_err(|error| sqlite_read_error(&error))?.transpose()
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    fn identity(&self) -> &LogIdentity {
+        &self.identity
+    }
+
+    fn shards(&self) -> ShardCount {
+        self.shards
+    }
+
+    fn append_bytes_max(&self) -> usize {
+        APPEND_BYTES_MAX
+    }
+
+    async fn create_type(&self, entity_type: &EntityType) -> Result<(), StoreError> {
+        let table = table(entity_type);
+        let (path, statement_timeout) = (self.path.clone(), self.statement_timeout);
+        let creating = tokio::task::spawn_blocking(move || {
+            let connection = connection::open(&path, statement_timeout).map_err(|error| sqlite_read_error(&error))?;
+            connection::create_events(&connection, &table)
+        });
+        creating.await.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string())))
+    }
+
+    async fn head(&self, partition: &Partition) -> Result<u64, StoreError> {
+        let sql = format!("SELECT COALESCE(MAX(event_id), 0) FROM {} WHERE shard = ?1", table(&partition.entity_type));
+        let shard = partition.shard.0;
+        let read = move |connection: &Connection| {
+            let mut statement = connection.prepare_cached(&sql).map_err(|error| sqlite_read_error(&error))?;
+            let head: i64 = statement.query_row([shard], |row| row.get(0)).map_err(|error| sqlite_read_error(&error))?;
+            integer(head, "event_id")
+        };
+        self.readers.read(read).await
+    }
+
+    async fn append(&self, partition: &Partition, events: &[Event]) -> Result<(), AppendError> {
+        if events.iter().map(Event::weight).sum::<usize>() > APPEND_BYTES_MAX {
+            return Err(AppendError::TooLarge);
+        }
+        self.writer.append(table(&partition.entity_type), partition.shard, events, self.statement_timeout).await
+    }
+
+    async fn newest(&self, entity_type: &EntityType, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, StoreError> {
+        let sql = format!("{SELECT_WHOLE} FROM {} WHERE entity_id = ?1 ORDER BY version DESC LIMIT 1", table(entity_type));
+        let ids = ids.to_vec();
+        let read = move |connection: &Connection| ids.iter().map(|id| one(connection, &sql, [id.as_str()])).collect();
+        self.readers.read(read).await
+    }
+
+    async fn find(&self, entity_type: &EntityType, commands: &[(EntityId, CommandId)]) -> Result<Vec<Option<StoredEvent>>, StoreError> {
+        let sql = format!("{} FROM {} WHERE entity_id = ?1 AND command_id = ?2", rows::SELECT_WITHOUT_STATE, table(entity_type));
+        let commands = commands.to_vec();
+        let read = move |connection: &Connection| commands.iter().map(|(id, command)| one(connection, &sql, [id.as_str(), command.as_str()])).collect();
+        self.readers.read(read).await
+    }
+
+    async fn at_version(&self, entity_type: &EntityType, id: &EntityId, version: Version) -> Result<Option<StoredEvent>, StoreError> {
+        let Ok(version) = i64::try_from(version) else { return Ok(None) };
+        let sql = format!("{SELECT_WHOLE} FROM {} WHERE entity_id = ?1 AND version = ?2", table(entity_type));
+        let id = id.clone();
+        self.readers.read(move |connection| one(connection, &sql, params![id.as_str(), version])).await
+    }
+
+    async fn at_time(&self, entity_type: &EntityType, id: &EntityId, time: i64) -> Result<Option<StoredEvent>, StoreError> {
+        let sql = format!("{SELECT_WHOLE} FROM {} WHERE entity_id = ?1 AND committed_at <= ?2 ORDER BY version DESC LIMIT 1", table(entity_type));
+        let id = id.clone();
+        self.readers.read(move |connection| one(connection, &sql, params![id.as_str(), time])).await
+    }
+
+    async fn history(&self, entity_type: &EntityType, id: &EntityId, order: Order, bound: Version, limit: usize) -> Result<Vec<StoredEvent>, StoreError> {
+        let order = match order {
+            Order::Ascending => "version > ?2 ORDER BY version",
+            Order::Descending if bound == 0 => "version > ?2 ORDER BY version DESC",
+            Order::Descending => "version < ?2 ORDER BY version DESC",
+        };
+        let sql = format!("{SELECT_WHOLE} FROM {} WHERE entity_id = ?1 AND {order} LIMIT ?3", table(entity_type));
+        let (bound, limit) = (i64::try_from(bound).unwrap_or(i64::MAX), i64::try_from(limit).unwrap_or(i64::MAX));
+        let id = id.clone();
+        let read = move |connection: &Connection| {
+            let mut statement = connection.prepare_cached(&sql).map_err(|error| sqlite_read_error(&error))?;
+            let mut rows = statement.query(params![id.as_str(), bound, limit]).map_err(|error| sqlite_read_error(&error))?;
+            let mut events = Vec::new();
+            while let Some(row) = rows.next().map_err(|error| sqlite_read_error(&error))? {
+                events.push(event(row)?);
+            }
+            Ok(events)
+        };
+        self.readers.read(read).await
+    }
+
+    async fn list(&self, entity_type: &EntityType, after: Option<&EntityId>, limit: usize) -> Result<Vec<Listed>, StoreError> {
+        let table = table(entity_type);
+        // One step from an id to the next, however many versions it has.
+        let next = format!("SELECT entity_id FROM {table} WHERE entity_id > ?1 ORDER BY entity_id LIMIT 1");
+        let newest = format!("SELECT version, state IS NOT NULL FROM {table} WHERE entity_id = ?1 ORDER BY version DESC LIMIT 1");
+        let mut after = after.map_or_else(String::new, |id| id.as_str().to_owned());
+        let read = move |connection: &Connection| {
+            let mut next = connection.prepare_cached(&next).map_err(|error| sqlite_read_error(&error))?;
+            let mut newest = connection.prepare_cached(&newest).map_err(|error| sqlite_read_error(&error))?;
+            let mut listed = Vec::new();
+            while listed.len() < limit {
+                let id: Option<String> = next.query_row([&after], |row| row.get(0)).optional().map_err(|error| sqlite_read_error(&error))?;
+                let Some(id) = id else { break };
+                let (version, exists): (i64, bool) =
+                    newest.query_row([&id], |row| Ok((row.get(0)?, row.get(1)?))).map_err(|error| sqlite_read_error(&error))?;
+                if exists {
+                    listed.push(Listed { entity_id: EntityId::trusted(&id), version: integer(version, "version")? });
+                }
+                after = id;
+            }
+            Ok(listed)
+        };
+        self.readers.read(read).await
+    }
+
+    async fn barrier(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn ready(&self) -> Result<(), StoreError> {
+        match self.writer.probe(self.statement_timeout).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(StoreError::Unavailable(error.to_string())),
+        }
+    }
+
+    fn engine(&self) -> String {
+        format!("SQLite {}", rusqlite::version())
+    }
+}
