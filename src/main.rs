@@ -2,8 +2,8 @@
 
 use clap::Parser;
 use quokka::cli::{BenchArgs, Cli, Command, Settings};
-use quokka::config::{self, Config, LogFormat};
-use quokka::{bench, server};
+use quokka::config::{self, Config};
+use quokka::{bench, logging, server};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -29,7 +29,7 @@ fn load(settings: &Settings) -> anyhow::Result<Config> {
 
 fn serve(settings: &Settings) -> anyhow::Result<()> {
     let config = load(settings)?;
-    start_log(&config)?;
+    logging::init(&logging::Options { format: config.log.format, level: config.log.level.clone() })?;
     runtime()?.block_on(server::serve(config))
 }
 
@@ -58,17 +58,6 @@ fn run_bench(args: &BenchArgs) -> anyhow::Result<()> {
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
-}
-
-/// Logs to standard error, so that standard output stays for results.
-fn start_log(config: &Config) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&config.log.level)?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match config.log.format {
-        LogFormat::Human => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
-    Ok(())
 }
 
 /// A reader that left early, such as `head`, is no error.
