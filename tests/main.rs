@@ -1,0 +1,4 @@
+//! The integration tests: one binary.
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod handler;
