@@ -15,6 +15,7 @@ mod units;
 pub use load::{ConfigError, Overrides, Problem, load, load_from};
 pub use units::{Size, StorageUrl};
 
+use crate::logging;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -168,19 +169,9 @@ pub struct Shutdown {
 #[serde(deny_unknown_fields)]
 pub struct Log {
     /// For people or for machines.
-    pub format: LogFormat,
+    pub format: logging::Format,
     /// A level, or directives such as `info,quokka::store=debug`.
     pub level: String,
-}
-
-/// The form of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// One readable line each.
-    Human,
-    /// One JSON object each.
-    Json,
 }
 
 impl Default for Config {
@@ -216,7 +207,7 @@ impl Default for Config {
             },
             cluster: Cluster { node: host_name(), topology: Topology::Single },
             shutdown: Shutdown { grace: Duration::from_secs(10) },
-            log: Log { format: LogFormat::Human, level: "info".into() },
+            log: Log { format: logging::Format::Human, level: "info".into() },
         }
     }
 }

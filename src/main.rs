@@ -2,12 +2,16 @@
 
 use clap::Parser;
 use quokka::cli::{BenchArgs, Cli, Command, Settings};
-use quokka::config::{self, Config, LogFormat};
-use quokka::{bench, server};
+use quokka::config::{self, Config};
+use quokka::handler::js;
+use quokka::{bench, logging, server};
 use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == js::SUBCOMMAND) {
+        return js::child_main();
+    }
     let outcome = match Cli::parse().command {
         Command::Serve(settings) => serve(&settings),
         Command::Check(settings) => check(&settings),
@@ -60,15 +64,8 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
 
-/// Logs to standard error, so that standard output stays for results.
 fn start_log(config: &Config) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&config.log.level)?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match config.log.format {
-        LogFormat::Human => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
-    Ok(())
+    Ok(logging::init(&logging::Options { format: config.log.format, level: config.log.level.clone() })?)
 }
 
 /// A reader that left early, such as `head`, is no error.
