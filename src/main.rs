@@ -3,11 +3,15 @@
 use clap::Parser;
 use quokka::cli::{BenchArgs, Cli, Command, Settings};
 use quokka::config::{self, Config};
+use quokka::handler::js;
 use quokka::{bench, logging, server};
 use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == js::SUBCOMMAND) {
+        return js::child_main();
+    }
     let outcome = match Cli::parse().command {
         Command::Serve(settings) => serve(&settings),
         Command::Check(settings) => check(&settings),
@@ -29,7 +33,7 @@ fn load(settings: &Settings) -> anyhow::Result<Config> {
 
 fn serve(settings: &Settings) -> anyhow::Result<()> {
     let config = load(settings)?;
-    logging::init(&logging::Options { format: config.log.format, level: config.log.level.clone() })?;
+    start_log(&config)?;
     runtime()?.block_on(server::serve(config))
 }
 
@@ -58,6 +62,10 @@ fn run_bench(args: &BenchArgs) -> anyhow::Result<()> {
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
+}
+
+fn start_log(config: &Config) -> anyhow::Result<()> {
+    Ok(logging::init(&logging::Options { format: config.log.format, level: config.log.level.clone() })?)
 }
 
 /// A reader that left early, such as `head`, is no error.

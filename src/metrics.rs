@@ -137,6 +137,8 @@ pub enum Conflict {
     Key,
     /// The database gave up on the statement: a deadlock or a lock wait timeout.
     Interrupted,
+    /// The connection was lost, or no answer came in time; the statement is sent again to find out.
+    Unknown,
 }
 
 /// The metrics of batches; make it once, it is the same for all partitions.
@@ -146,7 +148,7 @@ pub struct BatchMetrics {
     pub rows: Histogram,
     /// Seconds until they were durable.
     pub commit_seconds: Histogram,
-    conflicts: [Counter; 3],
+    conflicts: [Counter; 4],
 }
 
 impl BatchMetrics {
@@ -155,7 +157,7 @@ impl BatchMetrics {
         BatchMetrics {
             rows: histogram!(BATCH_ROWS),
             commit_seconds: histogram!(COMMIT_SECONDS),
-            conflicts: ["position", "key", "interrupted"].map(|reason| counter!(CONFLICTS_TOTAL, "reason" => reason)),
+            conflicts: ["position", "key", "interrupted", "unknown"].map(|reason| counter!(CONFLICTS_TOTAL, "reason" => reason)),
         }
     }
 

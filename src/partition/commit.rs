@@ -1,8 +1,9 @@
 //! Committing a batch: one append, tried until it is known whether it happened.
 
+use super::CommandError;
 use super::worker::{Backoff, Worker};
-use super::{CommandError, metrics};
 use crate::core::Event;
+use crate::metrics::Conflict;
 use crate::store::AppendError;
 use tokio::time::Instant;
 
@@ -36,18 +37,19 @@ impl Worker {
             let error = match self.shared.store.append(&self.partition, events).await {
                 Ok(()) => {
                     self.won_race(started.elapsed());
-                    self.metrics.committed(events.len(), started.elapsed());
+                    self.shared.metrics.rows.record(events.len() as f64);
+                    self.shared.metrics.commit_seconds.record(started.elapsed());
                     return Commit::Done;
                 }
                 Err(error) => error,
             };
             match error {
                 AppendError::PositionTaken => {
-                    metrics::conflict("position");
+                    self.shared.metrics.conflict(Conflict::Position);
                     return Commit::Taken { was_unknown };
                 }
                 AppendError::KeyTaken => {
-                    metrics::conflict("key");
+                    self.shared.metrics.conflict(Conflict::Key);
                     return Commit::Taken { was_unknown };
                 }
                 AppendError::Unknown(reason) => {
@@ -55,13 +57,13 @@ impl Worker {
                         tracing::warn!(partition = %self.partition, events = events.len(), reason, "outcome of an append unknown; appending again until it is decided");
                     }
                     was_unknown = true;
-                    metrics::conflict("unknown");
+                    self.shared.metrics.conflict(Conflict::Unknown);
                     backoff.wait().await;
                 }
                 // Once a try may have landed, only a definite answer to the same append ends the doubt.
                 AppendError::Interrupted(_) | AppendError::Unavailable(_) if was_unknown => backoff.wait().await,
                 AppendError::Interrupted(reason) => {
-                    metrics::conflict("interrupted");
+                    self.shared.metrics.conflict(Conflict::Interrupted);
                     interruptions += 1;
                     if interruptions > INTERRUPTIONS_MAX {
                         return Commit::NotDone(CommandError::Unavailable(reason));

@@ -20,6 +20,7 @@ pub use queue::Pending;
 
 use crate::core::{Answer, CommandId, CommandName, EntityId, EntityType, Failure, Json, Partition, Precondition, Replay, ShardId, Version};
 use crate::handler::{HandlerSet, Handlers};
+use crate::metrics::{BatchMetrics, CommandCounters};
 use crate::store::Store;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use cache::Caches;
@@ -130,6 +131,7 @@ struct Shared {
     options: Options,
     store: Arc<dyn Store>,
     caches: Caches,
+    metrics: BatchMetrics,
     queued: AtomicUsize,
     closing: CancellationToken,
     workers: TaskTracker,
@@ -138,12 +140,22 @@ struct Shared {
 /// One entity type's queues and the handlers in force for it.
 struct TypeQueues {
     entity_type: EntityType,
-    handlers: ArcSwapOption<HandlersRef>,
+    handlers: ArcSwapOption<HandlersInForce>,
     queues: Box<[OnceLock<mpsc::Sender<Request>>]>,
 }
 
-/// A sized pointer to handlers, as `ArcSwap` needs it.
-struct HandlersRef(Arc<dyn Handlers>);
+/// The handlers of one entity type, and what counts their commands.
+struct HandlersInForce {
+    handlers: Arc<dyn Handlers>,
+    counters: CommandCounters,
+}
+
+impl HandlersInForce {
+    fn new(handlers: &Arc<dyn Handlers>) -> HandlersInForce {
+        let counters = CommandCounters::new(handlers.entity_type(), handlers.commands().keys());
+        HandlersInForce { handlers: handlers.clone(), counters }
+    }
+}
 
 struct Inner {
     shared: Arc<Shared>,
@@ -159,7 +171,15 @@ impl Partitions {
     /// Workers are started when they are first needed. The tables of the entity types must exist.
     pub fn new(options: Options, store: Arc<dyn Store>, handlers: HandlerSet) -> Partitions {
         let caches = Caches::new(options.cache_bytes_max);
-        let shared = Shared { options, store, caches, queued: AtomicUsize::new(0), closing: CancellationToken::new(), workers: TaskTracker::new() };
+        let shared = Shared {
+            options,
+            store,
+            caches,
+            metrics: BatchMetrics::new(),
+            queued: AtomicUsize::new(0),
+            closing: CancellationToken::new(),
+            workers: TaskTracker::new(),
+        };
         let partitions = Partitions(Arc::new(Inner { shared: Arc::new(shared), handlers: ArcSwap::default(), types: ArcSwap::default() }));
         partitions.replace_handlers(handlers);
         partitions
@@ -209,13 +229,13 @@ impl Partitions {
         let mut types = BTreeMap::clone(&self.0.types.load());
         for (entity_type, queues) in &types {
             // A type that is gone keeps its queues, so that a later return of it meets the same workers.
-            queues.handlers.store(handlers.get(entity_type).map(|found| Arc::new(HandlersRef(found.clone()))));
+            queues.handlers.store(handlers.get(entity_type).map(|found| Arc::new(HandlersInForce::new(found))));
         }
         for (entity_type, found) in &handlers {
             types.entry(entity_type.clone()).or_insert_with(|| {
                 Arc::new(TypeQueues {
                     entity_type: entity_type.clone(),
-                    handlers: ArcSwapOption::from_pointee(HandlersRef(found.clone())),
+                    handlers: ArcSwapOption::from_pointee(HandlersInForce::new(found)),
                     queues: (0..shards).map(|_| OnceLock::new()).collect(),
                 })
             });

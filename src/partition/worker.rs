@@ -1,9 +1,8 @@
 //! The worker of one partition: waits for a command, drains what else is there, decides the batch, answers everybody.
 
 use super::batch::{Batch, Decided, Verdict};
-use super::metrics::WorkerMetrics;
 use super::queue::{Envelope, LookUp, Request};
-use super::{CommandError, HandlersRef, Shared, TypeQueues};
+use super::{CommandError, HandlersInForce, Shared, TypeQueues, metrics};
 use crate::core::{Answer, CommandId, EntityId, Partition};
 use crate::store::StoreError;
 use futures_util::FutureExt;
@@ -27,7 +26,6 @@ const TURN_MAX: Duration = Duration::from_millis(200);
 pub(super) struct Worker {
     pub(super) shared: Arc<Shared>,
     pub(super) partition: Partition,
-    pub(super) metrics: WorkerMetrics,
     queues: Arc<TypeQueues>,
     requests: mpsc::Receiver<Request>,
     /// Commands that had no room in the last batch, or wait for another one of the same id; older than all in the queue.
@@ -41,8 +39,7 @@ pub(super) struct Worker {
 
 impl Worker {
     pub fn new(shared: Arc<Shared>, queues: Arc<TypeQueues>, partition: Partition, requests: mpsc::Receiver<Request>) -> Worker {
-        let metrics = WorkerMetrics::new(&partition.entity_type);
-        Worker { shared, partition, metrics, queues, requests, carried: VecDeque::new(), head: None, last_commit: COMMIT_EXPECTED, conflicts: 0 }
+        Worker { shared, partition, queues, requests, carried: VecDeque::new(), head: None, last_commit: COMMIT_EXPECTED, conflicts: 0 }
     }
 
     /// Runs until the node stops taking commands and all that were taken are answered.
@@ -113,7 +110,6 @@ impl Worker {
         }
         self.carried = carried;
         self.shared.queued.fetch_sub(taken, Ordering::Relaxed);
-        self.metrics.queue_depth(self.shared.queued.load(Ordering::Relaxed));
         (batch, look_ups)
     }
 
@@ -145,13 +141,13 @@ impl Worker {
     }
 
     /// Tries until every command of the batch has its verdict.
-    async fn decide(&mut self, batch: &mut Batch, handlers: &HandlersRef) {
+    async fn decide(&mut self, batch: &mut Batch, handlers: &HandlersInForce) {
         loop {
             batch.expire(Instant::now());
             if !batch.has_undecided() {
                 return;
             }
-            if let Err(error) = self.attempt(batch, handlers.0.as_ref()).await {
+            if let Err(error) = self.attempt(batch, handlers.handlers.as_ref()).await {
                 batch.fail_rest(error);
             }
         }
@@ -193,7 +189,9 @@ impl Worker {
             Verdict::Failed(error) => Err(error),
             Verdict::Later => return,
         };
-        self.metrics.answered(&envelope, &result);
+        if let Some(handlers) = self.queues.handlers.load().as_ref() {
+            handlers.counters.count(&envelope.command.name, metrics::outcome(&result), envelope.queued_at.elapsed());
+        }
         envelope.answer(result);
     }
 

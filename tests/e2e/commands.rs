@@ -1,7 +1,7 @@
 //! What a service sees, on every engine: commands, replays, reads, history; also after a restart and from another server.
 
+use crate::support::place::{Place, on_each_engine};
 use crate::support::quokka::{Reply, Server, client, get, post};
-use crate::support::{Database, on_each_engine};
 use reqwest::Client;
 use serde_json::{Value, json};
 
@@ -10,8 +10,8 @@ async fn told(client: &Client, server: &Server, path: &str, command_id: &str, re
 }
 
 /// The examples' account, from opening to an empty purse.
-async fn journey(database: Database) {
-    let server = database.setup().start();
+async fn journey(place: Place) {
+    let server = place.setup().start();
     let client = client();
     let opened = post(&client, &server.base, "account/alice/open", "o-1", r#"{"amount":100}"#).await.unwrap();
     assert_eq!(opened.status, 200, "{opened:?}");
@@ -53,11 +53,11 @@ async fn journey(database: Database) {
 
     let before = reads(&client, &server).await;
     assert!(server.stop().success());
-    let server = database.setup().start();
+    let server = place.setup().start();
     assert_eq!(reads(&client, &server).await, before, "a restart changes nothing");
     let again = post(&client, &server.base, "account/alice/charge", "c-1", r#"{"amount":30}"#).await.unwrap();
     assert_eq!((&again.body, again.header("idempotency-replayed")), (&charged.body, Some("true")));
-    let other = database.setup().start();
+    let other = place.setup().start();
     assert_eq!(reads(&client, &other).await, before, "another server reads the same");
     let again = post(&client, &other.base, "account/alice/charge", "c-2", r#"{"amount":71}"#).await.unwrap();
     assert_eq!((&again.body, again.header("idempotency-replayed")), (&refused.body, Some("true")));
@@ -93,13 +93,10 @@ async fn reads(client: &Client, server: &Server) -> Vec<(String, String)> {
     all
 }
 
-#[test]
-fn first_answer_a_journey_reads_the_same_everywhere_and_for_ever() {
-    on_each_engine(journey);
-}
+on_each_engine!(first_answer_a_journey_reads_the_same_everywhere_and_for_ever, journey);
 
 /// Ids, keys, numbers and texts that stores are known to confuse.
-async fn odd_data(database: Database) {
+async fn odd_data(place: Place) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(
         folder.path().join("box.js"),
@@ -107,8 +104,12 @@ async fn odd_data(database: Database) {
          touch: { handle(state) { state.touched = (state.touched ?? 0) + 1; return state.kept; } } };",
     )
     .unwrap();
-    std::fs::write(folder.path().join("order.js"), "export const commands = { put: { creates: 'if-missing', handle(state, request) { state.n = request; return request; } } };").unwrap();
-    let server = database.setup().entities(folder.path()).start();
+    std::fs::write(
+        folder.path().join("order.js"),
+        "export const commands = { put: { creates: 'if-missing', handle(state, request) { state.n = request; return request; } } };",
+    )
+    .unwrap();
+    let server = place.setup().entities(folder.path()).start();
     let client = client();
     for (number, text) in [
         r#"{"m":18446744073709551615,"n":9007199254740993}"#,
@@ -146,14 +147,11 @@ async fn odd_data(database: Database) {
     }
 }
 
-#[test]
-fn odd_data_comes_back_to_the_byte() {
-    on_each_engine(odd_data);
-}
+on_each_engine!(odd_data_comes_back_to_the_byte, odd_data);
 
 /// Fifty tries of one id at once, through two servers that both think the entity is theirs.
-async fn duplicates(database: Database) {
-    let servers = [database.setup().start(), database.setup().start()];
+async fn duplicates(place: Place) {
+    let servers = [place.setup().start(), place.setup().start()];
     let client = client();
     let tries = (0..50).map(|number| post(&client, &servers[number % 2].base, "account/twin/deposit", "same", r#"{"amount":5}"#));
     let replies: Vec<Reply> = futures_util::future::join_all(tries).await.into_iter().map(Result::unwrap).collect();
@@ -163,13 +161,10 @@ async fn duplicates(database: Database) {
     assert_eq!((&state["version"], &state["state"]["balance"]), (&json!(1), &json!(5)));
 }
 
-#[test]
-fn duplicates_at_once_are_one_command() {
-    on_each_engine(duplicates);
-}
+on_each_engine!(duplicates_at_once_are_one_command, duplicates);
 
 /// One bad command of each kind among a hundred good ones, all sent at once.
-async fn neighbours(database: Database) {
+async fn neighbours(place: Place) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(
         folder.path().join("tally.js"),
@@ -186,9 +181,18 @@ async fn neighbours(database: Database) {
          };",
     )
     .unwrap();
-    let server = database.setup().entities(folder.path()).start();
+    let server = place.setup().entities(folder.path()).start();
     let client = client();
-    let bad = [("refuse", "null"), ("crash", "null"), ("spin", "null"), ("dirty", "null"), ("answer", "null"), ("huge", "null"), ("add", "\"one\""), ("nothing", "null")];
+    let bad = [
+        ("refuse", "null"),
+        ("crash", "null"),
+        ("spin", "null"),
+        ("dirty", "null"),
+        ("answer", "null"),
+        ("huge", "null"),
+        ("add", "\"one\""),
+        ("nothing", "null"),
+    ];
     let sends = (0..100).map(|number| {
         let (name, request) = if number % 12 == 5 { bad[number / 12] } else { ("add", "1") };
         let path = format!("tally/t/{name}");
@@ -219,11 +223,7 @@ async fn neighbours(database: Database) {
     let (_, crashed) = replies.iter().find(|(name, _)| *name == "crash").unwrap();
     assert!(!crashed.body.contains("missing") && !crashed.body.contains("tally.js"), "{}", crashed.body);
     assert!(log.contains(crashed.json()["request_id"].as_str().unwrap()), "the request id is in the log:\n{log}");
-    std::fs::write(
-        folder.path().join("tally.js"),
-        "export const commands = { crash: { handle(state) { state.n += 1; return state.n; } } };",
-    )
-    .unwrap();
+    std::fs::write(folder.path().join("tally.js"), "export const commands = { crash: { handle(state) { state.n += 1; return state.n; } } };").unwrap();
     let reloaded = crate::support::quokka::send(client.post(format!("{}/v1/admin/handlers/reload", server.base))).await.unwrap();
     assert_eq!(reloaded.status, 200, "{}", reloaded.body);
     let id = crashed.json()["command_id"].as_str().unwrap().to_owned();
@@ -231,7 +231,4 @@ async fn neighbours(database: Database) {
     assert_eq!((repaired.status, repaired.json()["response"].clone()), (200, json!(93)), "{}", repaired.body);
 }
 
-#[test]
-fn no_trace_a_bad_command_costs_its_neighbours_nothing() {
-    on_each_engine(neighbours);
-}
+on_each_engine!(no_trace_a_bad_command_costs_its_neighbours_nothing, neighbours);

@@ -45,7 +45,11 @@ impl Load {
     pub async fn until(&self, answered: usize) {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
         while self.answered.load(Ordering::Relaxed) < answered {
-            assert!(tokio::time::Instant::now() < deadline, "only {} of {answered} commands were answered within a minute", self.answered.load(Ordering::Relaxed));
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "only {} of {answered} commands were answered within a minute",
+                self.answered.load(Ordering::Relaxed)
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

@@ -1,11 +1,11 @@
 //! Two servers on one database that know nothing of each other, all clients on one entity.
 
 use super::load::{Load, check};
-use crate::support::{Database, on_each_engine};
+use crate::support::place::{Place, on_each_engine};
 use std::sync::Arc;
 
-async fn both_own_everything(database: Database) {
-    let servers = [database.setup().start(), database.setup().start()];
+async fn both_own_everything(place: Place) {
+    let servers = [place.setup().start(), place.setup().start()];
     let targets = Arc::new(servers.iter().map(|server| server.base.clone()).collect());
     let load = Load::start("one", &targets, 16, 1);
     load.until(1500).await;
@@ -22,7 +22,4 @@ async fn both_own_everything(database: Database) {
     assert!(conflicts > 0.0, "the cost of two owners shows in quokka_conflicts_total");
 }
 
-#[test]
-fn unique_truth_two_servers_write_one_entity_without_an_error() {
-    on_each_engine(both_own_everything);
-}
+on_each_engine!(unique_truth_two_servers_write_one_entity_without_an_error, both_own_everything);
