@@ -1,6 +1,8 @@
 //! Integration tests: one binary, so that its tests share one database server of each kind.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod e2e;
+mod handler;
 mod store;
 mod support;

@@ -2,6 +2,10 @@
 
 pub mod js;
 pub mod native;
+pub mod random;
+mod schema;
+
+pub use random::RandomKey;
 
 use crate::core::{CommandName, Creates, EntityType, HandlerVersion, Outcome, Work};
 use async_trait::async_trait;

@@ -1,9 +1,39 @@
 //! Partitions: the queues in which commands wait, and the workers that run, commit and answer them in batches.
 //!
-//! [`Partitions`] hands each command to the worker of its partition, which is started when first needed.
+//! [`Partitions`] hands each command to the worker of its partition, which is started when first needed. One worker has one
+//! batch under way at a time. It trusts its cached states and the head it remembers only as far as the database's keys
+//! confirm them, so a second worker for the same partition, on another node, costs both of them speed and nothing else.
+//!
+//! What a caller is told: an answer that is durable, a failure that surely left nothing behind, or
+//! [`CommandError::OutcomeUnknown`]. A caller who goes away changes nothing for anybody else.
 
-use crate::core::{Answer, CommandId, CommandName, EntityId, EntityType, Failure, Json, Precondition, Replay};
+mod batch;
+mod cache;
+mod commit;
+mod metrics;
+mod queue;
+#[cfg(test)]
+mod simulation;
+mod worker;
+
+pub use queue::Pending;
+
+use crate::core::{Answer, CommandId, CommandName, EntityId, EntityType, Failure, Json, Partition, Precondition, Replay, ShardId, Version};
+use crate::handler::{HandlerSet, Handlers};
+use crate::metrics::{BatchMetrics, CommandCounters};
+use crate::store::Store;
+use arc_swap::{ArcSwap, ArcSwapOption};
+use cache::Caches;
+use queue::Request;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use worker::Worker;
 
 /// One command as a caller sends it, its identifiers checked.
 #[derive(Debug, Clone)]
@@ -64,7 +94,7 @@ pub enum CommandError {
 }
 
 /// A recorded answer, first or again.
-pub type CommandResult = Result<(std::sync::Arc<Answer>, Replay), CommandError>;
+pub type CommandResult = Result<(Arc<Answer>, Replay), CommandError>;
 
 /// Names an entity.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -90,58 +120,171 @@ pub struct Options {
     pub row_bytes_max: usize,
     /// Whether a command id that was used for something else is refused instead of answered.
     pub refuse_reuse: bool,
-    /// The most bytes of states kept in memory.
+    /// The most bytes of states and of answers kept in memory, each.
     pub cache_bytes_max: u64,
+    /// How long a batch that surely did not happen is tried again before its callers are told.
+    pub retry_for: Duration,
+}
+
+/// What all workers share.
+struct Shared {
+    options: Options,
+    store: Arc<dyn Store>,
+    caches: Caches,
+    metrics: BatchMetrics,
+    queued: AtomicUsize,
+    closing: CancellationToken,
+    workers: TaskTracker,
+}
+
+/// One entity type's queues and the handlers in force for it.
+struct TypeQueues {
+    entity_type: EntityType,
+    handlers: ArcSwapOption<HandlersInForce>,
+    queues: Box<[OnceLock<mpsc::Sender<Request>>]>,
+}
+
+/// The handlers of one entity type, and what counts their commands.
+struct HandlersInForce {
+    handlers: Arc<dyn Handlers>,
+    counters: CommandCounters,
+}
+
+impl HandlersInForce {
+    fn new(handlers: &Arc<dyn Handlers>) -> HandlersInForce {
+        let counters = CommandCounters::new(handlers.entity_type(), handlers.commands().keys());
+        HandlersInForce { handlers: handlers.clone(), counters }
+    }
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    handlers: ArcSwap<HandlerSet>,
+    types: ArcSwap<BTreeMap<EntityType, Arc<TypeQueues>>>,
 }
 
 /// Hands commands to the workers; a clone shares them.
 #[derive(Clone)]
-pub struct Partitions {}
-
-/// A command that has its place in the queue.
-pub struct Pending {}
-
-impl Pending {
-    /// Waits for the answer; never longer than the command's deadline.
-    pub async fn answer(self) -> CommandResult {
-        Err(CommandError::ShuttingDown)
-    }
-}
+pub struct Partitions(Arc<Inner>);
 
 impl Partitions {
-    /// Workers are started when they are first needed.
-    pub fn new(_options: Options, _store: std::sync::Arc<dyn crate::store::Store>, _handlers: crate::handler::HandlerSet) -> Partitions {
-        Partitions {}
+    /// Workers are started when they are first needed. The tables of the entity types must exist.
+    pub fn new(options: Options, store: Arc<dyn Store>, handlers: HandlerSet) -> Partitions {
+        let caches = Caches::new(options.cache_bytes_max);
+        let shared = Shared {
+            options,
+            store,
+            caches,
+            metrics: BatchMetrics::new(),
+            queued: AtomicUsize::new(0),
+            closing: CancellationToken::new(),
+            workers: TaskTracker::new(),
+        };
+        let partitions = Partitions(Arc::new(Inner { shared: Arc::new(shared), handlers: ArcSwap::default(), types: ArcSwap::default() }));
+        partitions.replace_handlers(handlers);
+        partitions
     }
 
     /// Takes a place in the queue of the entity's partition. Commands of one entity are run in the order in which this returns.
-    pub async fn submit(&self, _entity_type: &EntityType, _command: Command, _when_full: WhenFull) -> Result<Pending, CommandError> {
-        Err(CommandError::ShuttingDown)
+    pub async fn submit(&self, entity_type: &EntityType, command: Command, when_full: WhenFull) -> Result<Pending, CommandError> {
+        let timeout = self.0.shared.options.timeout;
+        let (request, pending) = queue::command(command, Instant::now() + timeout);
+        let queue = self.queue(entity_type, &pending.entity_id)?;
+        let sent = match when_full {
+            WhenFull::Refuse => queue.try_send(request).map_err(|error| match error {
+                mpsc::error::TrySendError::Full(_) => CommandError::Overloaded { retry_after: queue::RETRY_AFTER },
+                mpsc::error::TrySendError::Closed(_) => CommandError::ShuttingDown,
+            }),
+            WhenFull::Wait => queue.send_timeout(request, timeout).await.map_err(|error| match error {
+                mpsc::error::SendTimeoutError::Timeout(_) => CommandError::Overloaded { retry_after: queue::RETRY_AFTER },
+                mpsc::error::SendTimeoutError::Closed(_) => CommandError::ShuttingDown,
+            }),
+        };
+        sent?;
+        self.0.shared.queued.fetch_add(1, Ordering::Relaxed);
+        Ok(pending)
     }
 
     /// What a command was answered, after all that was queued before on this node; none where it never happened.
-    pub async fn look_up(&self, _entity: &EntityKey, _command_id: &CommandId) -> Result<Option<std::sync::Arc<Answer>>, CommandError> {
-        Err(CommandError::ShuttingDown)
+    pub async fn look_up(&self, entity: &EntityKey, command_id: &CommandId) -> Result<Option<Arc<Answer>>, CommandError> {
+        let timeout = self.0.shared.options.timeout;
+        let queue = self.queue(&entity.entity_type, &entity.entity_id)?;
+        let (request, found) = queue::look_up(entity.entity_id.clone(), command_id.clone());
+        let ask = async {
+            queue.send(request).await.map_err(|_| CommandError::ShuttingDown)?;
+            self.0.shared.queued.fetch_add(1, Ordering::Relaxed);
+            found.await.map_err(|_| CommandError::ShuttingDown)?
+        };
+        tokio::time::timeout(timeout, ask).await.unwrap_or(Err(CommandError::OutcomeUnknown))
     }
 
     /// The handlers in force.
-    pub fn handlers(&self) -> std::sync::Arc<crate::handler::HandlerSet> {
-        std::sync::Arc::default()
+    pub fn handlers(&self) -> Arc<HandlerSet> {
+        self.0.handlers.load_full()
     }
 
     /// Puts other handlers in force, from the next batch on. Makes no tables: create them first.
-    pub fn replace_handlers(&self, _handlers: crate::handler::HandlerSet) {}
+    pub fn replace_handlers(&self, handlers: HandlerSet) {
+        let shards = usize::from(self.0.shared.store.shards().get());
+        let mut types = BTreeMap::clone(&self.0.types.load());
+        for (entity_type, queues) in &types {
+            // A type that is gone keeps its queues, so that a later return of it meets the same workers.
+            queues.handlers.store(handlers.get(entity_type).map(|found| Arc::new(HandlersInForce::new(found))));
+        }
+        for (entity_type, found) in &handlers {
+            types.entry(entity_type.clone()).or_insert_with(|| {
+                Arc::new(TypeQueues {
+                    entity_type: entity_type.clone(),
+                    handlers: ArcSwapOption::from_pointee(HandlersInForce::new(found)),
+                    queues: (0..shards).map(|_| OnceLock::new()).collect(),
+                })
+            });
+        }
+        self.0.types.store(Arc::new(types));
+        self.0.handlers.store(Arc::new(handlers));
+    }
 
-    /// The store, for reads. What is read from it is durable only after [`crate::store::Store::barrier`].
-    pub fn store(&self) -> &std::sync::Arc<dyn crate::store::Store> {
-        unimplemented!()
+    /// The store, for reads. What is read from it is durable only after [`Store::barrier`].
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.0.shared.store
+    }
+
+    /// Whether this version of the entity is known to be durable, so that a read of it needs no barrier.
+    pub fn is_durable(&self, entity: &EntityKey, version: Version) -> bool {
+        self.0.shared.caches.is_durable(&entity.entity_type, &entity.entity_id, version)
     }
 
     /// Commands waiting in all queues.
     pub fn queue_depth(&self) -> usize {
-        0
+        self.0.shared.queued.load(Ordering::Relaxed)
     }
 
     /// Takes no more commands, finishes those taken, returns when all are answered.
-    pub async fn shut_down(&self) {}
+    pub async fn shut_down(&self) {
+        self.0.shared.closing.cancel();
+        self.0.shared.workers.close();
+        self.0.shared.workers.wait().await;
+    }
+
+    /// The queue of an entity's partition; starts its worker where there is none.
+    fn queue(&self, entity_type: &EntityType, entity_id: &EntityId) -> Result<mpsc::Sender<Request>, CommandError> {
+        let shared = &self.0.shared;
+        if shared.closing.is_cancelled() {
+            return Err(CommandError::ShuttingDown);
+        }
+        let types = self.0.types.load();
+        let queues = types.get(entity_type).filter(|queues| queues.handlers.load().is_some()).ok_or(CommandError::UnknownEntityType)?;
+        let shard = shared.store.shards().shard_of(entity_id);
+        let queue = queues.queues[usize::from(shard.0)].get_or_init(|| self.start(queues.clone(), shard));
+        Ok(queue.clone())
+    }
+
+    fn start(&self, queues: Arc<TypeQueues>, shard: ShardId) -> mpsc::Sender<Request> {
+        let shared = self.0.shared.clone();
+        let (sender, requests) = mpsc::channel(shared.options.queue_max);
+        let partition = Partition { entity_type: queues.entity_type.clone(), shard };
+        let worker = Worker::new(shared.clone(), queues, partition, requests);
+        shared.workers.spawn(worker.run());
+        sender
+    }
 }

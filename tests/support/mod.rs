@@ -1,4 +1,6 @@
-//! What tests stand on: real database servers, and a proxy that breaks connections to them.
+//! What tests stand on: real database servers, a proxy that breaks connections to them, and quokka itself as a process.
 
+pub mod place;
 pub mod proxy;
+pub mod quokka;
 pub mod server;

@@ -1,0 +1,263 @@
+//! Batches on JavaScript modules: the inside of a handler process.
+//!
+//! One engine with one realm per module stays alive between commands. A command gets its state and request freshly made
+//! from their texts, and its outcome leaves as text: no object passes from one command to the next. What a
+//! module keeps in its own variables is beyond that; it lives only as long as this process.
+
+use super::child::Shared;
+use super::module::{LoadContext, Module};
+use super::protocol::{End, Flush, Load, Problem, Report};
+use super::value::{WriteError, Writer, to_js};
+use crate::core::batch::{Call, Decision, Execute, HandlerFaultKind, SchemaError};
+use crate::core::json::write_string;
+use crate::core::{CommandName, Creates, Failure, HandlerFault, Json, Work};
+use crate::handler::schema::Schema;
+use rquickjs::function::Args;
+use rquickjs::{Array, Ctx, Error, Function, Object, Type, Value};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The most CPU time that loading one module may take.
+pub const LOAD_TIME_LIMIT: Duration = Duration::from_secs(2);
+
+/// All modules of a handler process.
+pub struct Engine {
+    shared: Arc<Shared>,
+    load: LoadContext,
+    modules: Vec<Option<Module>>,
+}
+
+/// Why the tasks of a batch stopped running.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// All have run.
+    Finished,
+    /// The last one left something behind in the engine, which must be made anew.
+    Stained,
+    /// The last one ran out of memory: nothing in this process is to be trusted any more.
+    UsedUp,
+}
+
+impl Engine {
+    /// Loads all modules and tells the server of each.
+    pub fn load(load: Load, shared: &Arc<Shared>) -> Result<Engine, String> {
+        let mut engine = Engine { shared: shared.clone(), load: LoadContext::new(&load, shared), modules: Vec::new() };
+        shared.limit(LOAD_TIME_LIMIT);
+        for entity_type in &load.modules {
+            shared.begin();
+            let loaded = Module::load(entity_type, &engine.load);
+            let is_overrun = shared.is_overrun();
+            shared.idle();
+            let report: Report = match loaded {
+                Ok((module, manifest)) => {
+                    engine.modules.push(Some(module));
+                    Ok(manifest)
+                }
+                Err(_) if is_overrun => {
+                    engine.modules.push(None);
+                    Err(vec![too_slow(entity_type.as_str())])
+                }
+                Err(problems) => {
+                    engine.modules.push(None);
+                    Err(problems)
+                }
+            };
+            shared.output().push(&report)?;
+        }
+        shared.limit(load.time_limit);
+        shared.output().flush(End::Done);
+        Ok(engine)
+    }
+
+    /// Runs a batch and tells the server of its outcomes.
+    pub fn run(&mut self, module: usize, flush: Flush, mut work: Work) -> Result<(), String> {
+        let end = loop {
+            let Some(loaded) = self.modules.get(module).and_then(Option::as_ref) else { return Err("a module is not loaded".into()) };
+            match run_tasks(loaded, &self.shared, flush, &mut work)? {
+                Stop::Finished => break End::Done,
+                Stop::UsedUp => break End::UsedUp,
+                Stop::Stained => {
+                    self.shared.idle();
+                    let entity_type = loaded.entity_type().clone();
+                    self.modules[module] = None;
+                    self.modules[module] = Module::load(&entity_type, &self.load).ok().map(|(module, _)| module);
+                    if self.modules[module].is_none() {
+                        break End::UsedUp;
+                    }
+                }
+            }
+        };
+        self.shared.idle();
+        self.shared.output().flush(end);
+        Ok(())
+    }
+}
+
+/// What is said of a module that takes too long to load.
+pub fn too_slow(entity_type: &str) -> Problem {
+    let message = format!("loading the module takes more than {} seconds of CPU time", LOAD_TIME_LIMIT.as_secs());
+    Problem { file: format!("{entity_type}.js"), place: None, message }
+}
+
+fn run_tasks(module: &Module, shared: &Shared, flush: Flush, work: &mut Work) -> Result<Stop, String> {
+    module.context().with(|ctx| {
+        let globals = module.realm(&ctx).map_err(|error| error.to_string())?;
+        let mut session = Session {
+            module,
+            ctx: &ctx,
+            invoke: globals.invoke,
+            unbox: globals.unbox,
+            plain: globals.plain,
+            shared,
+            bytes_max: work.row_bytes_max,
+            stop: Stop::Finished,
+        };
+        while session.stop == Stop::Finished {
+            let Some(outcome) = work.run_next(&mut session) else { break };
+            let mut output = shared.output();
+            output.push(&outcome)?;
+            if flush == Flush::EachCommand {
+                output.flush(End::More);
+            }
+        }
+        Ok(session.stop)
+    })
+}
+
+/// A batch that runs on one module.
+struct Session<'a, 'js> {
+    module: &'a Module,
+    ctx: &'a Ctx<'js>,
+    invoke: Function<'js>,
+    unbox: Function<'js>,
+    plain: Object<'js>,
+    shared: &'a Shared,
+    bytes_max: usize,
+    stop: Stop,
+}
+
+/// Which document of a command something is said about.
+#[derive(Clone, Copy)]
+enum Document {
+    State,
+    Response,
+    Details,
+}
+
+impl Execute for Session<'_, '_> {
+    fn creates(&self, command: &CommandName) -> Option<Creates> {
+        self.module.command(command).map(|command| command.creates)
+    }
+
+    fn execute(&mut self, call: Call<'_>) -> Result<Decision, Failure> {
+        self.shared.begin();
+        let decided = self.decide(call);
+        // A handler that came to its end after its time was used up is treated as one that was stopped.
+        let decided = if self.shared.is_overrun() { Err(self.overrun()) } else { decided };
+        if self.stop == Stop::Finished && self.module.is_stained() {
+            self.stop = Stop::Stained;
+        }
+        decided
+    }
+}
+
+impl<'js> Session<'_, 'js> {
+    fn decide(&mut self, call: Call<'_>) -> Result<Decision, Failure> {
+        let Some(command) = self.module.command(call.command) else { return Err(Failure::UnknownCommand) };
+        if let Some(schema) = &command.request {
+            schema.check(call.request).map_err(Failure::InvalidRequest)?;
+        }
+        self.module.host().begin(call.entity_id, call.command_id);
+        let answer = self.invoke(call).map_err(|error| self.engine_failure(error))?;
+        let part = |index| answer.get::<Value<'js>>(index);
+        let parts = (|| Ok((part(0)?.as_bool() == Some(true), part(1)?, part(2)?, part(3)?)))();
+        let (is_accepted, first, second, third) = parts.map_err(|error| self.engine_failure(error))?;
+        if !is_accepted {
+            return self.rejection(first, second, third);
+        }
+        if first.is_promise() {
+            let message = "the handler gave a promise (is it async?); handlers run to their end without waiting".to_owned();
+            return Err(Failure::HandlerFailed(HandlerFault { kind: HandlerFaultKind::Exception, message: self.at_module(&message) }));
+        }
+        let response = if first.is_undefined() { Json::null() } else { self.write(first, Document::Response)? };
+        let state = self.write(second, Document::State)?;
+        check(command.response.as_ref(), &response, Failure::ResponseInvalid)?;
+        check(self.module.state_schema(), &state, Failure::StateInvalid)?;
+        Ok(Decision::Accept { response, state })
+    }
+
+    fn invoke(&self, call: Call<'_>) -> Result<Array<'js>, Error> {
+        let command = self.module.command(call.command).ok_or(Error::Unknown)?;
+        let handle = command.handle.clone().restore(self.ctx)?;
+        let this = command.object.clone().restore(self.ctx)?;
+        let state = to_js(self.ctx, call.state)?;
+        let request = to_js(self.ctx, call.request)?;
+        let mut arguments = Args::new(self.ctx.clone(), 8);
+        arguments.push_args([handle.into_value(), this.into_value(), state, request])?;
+        arguments.push_arg(call.entity_id.as_str())?;
+        arguments.push_arg(call.version as f64)?;
+        arguments.push_arg(call.command_id.as_str())?;
+        arguments.push_arg(call.now as f64)?;
+        arguments.apply(&self.invoke)
+    }
+
+    fn rejection(&mut self, code: Value<'js>, message: Value<'js>, details: Value<'js>) -> Result<Decision, Failure> {
+        let text = |value: Value<'js>| value.get::<String>().unwrap_or_else(|_| "\u{fffd}".to_owned());
+        let mut rejection = String::from("{\"code\":");
+        write_string(&mut rejection, &text(code));
+        if !matches!(details.type_of(), Type::Undefined | Type::Null) {
+            rejection.push_str(",\"details\":");
+            rejection.push_str(self.write(details, Document::Details)?.as_str());
+        }
+        rejection.push_str(",\"message\":");
+        write_string(&mut rejection, &text(message));
+        rejection.push('}');
+        Ok(Decision::Reject { rejection: Json::trusted(rejection) })
+    }
+
+    /// Writes a document that the handler made.
+    fn write(&mut self, value: Value<'js>, document: Document) -> Result<Json, Failure> {
+        let mut text = String::new();
+        let is_overrun = || self.shared.is_overrun();
+        let mut writer = Writer { unbox: &self.unbox, plain: &self.plain, out: &mut text, bytes_max: self.bytes_max, is_overrun: &is_overrun };
+        match writer.document(value) {
+            Ok(()) => Ok(Json::trusted(text)),
+            Err(WriteError::Overrun) => Err(self.overrun()),
+            Err(WriteError::Engine(error)) => Err(self.engine_failure(error)),
+            Err(WriteError::Invalid(error)) => Err(match document {
+                Document::State => Failure::StateInvalid(vec![error]),
+                Document::Response => Failure::ResponseInvalid(vec![error]),
+                Document::Details => {
+                    let SchemaError { pointer, message } = error;
+                    Failure::ResponseInvalid(vec![SchemaError { pointer: format!("/details{pointer}"), message }])
+                }
+            }),
+        }
+    }
+
+    fn overrun(&self) -> Failure {
+        let message = self.at_module("the handler used more CPU time than allowed");
+        Failure::HandlerFailed(HandlerFault { kind: HandlerFaultKind::TimeLimit, message })
+    }
+
+    fn at_module(&self, message: &str) -> String {
+        format!("{}: {message}", self.module.file())
+    }
+
+    /// What the engine's error means for the command.
+    fn engine_failure(&mut self, error: Error) -> Failure {
+        let thrown = self.ctx.catch();
+        if self.shared.is_overrun() {
+            return self.overrun();
+        }
+        let (kind, message) = self.module.describe(error, &thrown);
+        if kind == HandlerFaultKind::MemoryLimit {
+            self.stop = Stop::UsedUp;
+        }
+        Failure::HandlerFailed(HandlerFault { kind, message })
+    }
+}
+
+fn check(schema: Option<&Schema>, document: &Json, failure: fn(Vec<SchemaError>) -> Failure) -> Result<(), Failure> {
+    schema.map_or(Ok(()), |schema| schema.check(document).map_err(failure))
+}

@@ -1,0 +1,406 @@
+//! One entity type's module, loaded into a realm of its own.
+
+use super::child::Shared;
+use super::manifest::{self, Exports};
+use super::protocol::{Load, Manifest, Problem};
+use super::sources::{locate, resolve};
+use crate::core::batch::HandlerFaultKind;
+use crate::core::{CommandId, CommandName, Creates, EntityId, EntityType};
+use crate::handler::random::{Dice, RandomKey};
+use crate::handler::schema::Schema;
+use rquickjs::context::intrinsic;
+use rquickjs::loader::{ImportAttributes, Loader, Resolver};
+use rquickjs::module::Declared;
+use rquickjs::promise::PromiseState;
+use rquickjs::{Context, Ctx, Error, Exception, Function, Object, Persistent, Runtime, Type, Value};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// How much of the stack JavaScript may use.
+const STACK_MAX: usize = 1 << 20;
+/// The longest line that a handler may log, in characters.
+const LOG_LINE_MAX: usize = 1000;
+/// The most lines that one command may log.
+const LOG_LINES_MAX: u32 = 20;
+/// What stands before each line that a handler logs.
+pub const LOG_PREFIX: &str = "console";
+
+const PRELUDE: &str = include_str!("prelude.js");
+
+/// What a realm offers; `Performance`, `WeakRef` and `DOMException` have no place in handlers.
+type Intrinsics = (
+    intrinsic::Date,
+    intrinsic::Eval,
+    intrinsic::RegExpCompiler,
+    intrinsic::RegExp,
+    intrinsic::Json,
+    intrinsic::Proxy,
+    intrinsic::MapSet,
+    intrinsic::TypedArrays,
+    intrinsic::Promise,
+);
+
+/// What modules are loaded from.
+#[derive(Clone)]
+pub struct LoadContext {
+    files: Rc<BTreeMap<String, String>>,
+    memory_limit: usize,
+    random: RandomKey,
+    shared: Arc<Shared>,
+}
+
+impl LoadContext {
+    /// From the server's message.
+    pub fn new(load: &Load, shared: &Arc<Shared>) -> LoadContext {
+        LoadContext { files: Rc::new(load.files.clone()), memory_limit: load.memory_limit, random: load.random, shared: shared.clone() }
+    }
+}
+
+/// A command of a module.
+pub struct Command {
+    /// Which entities it is for.
+    pub creates: Creates,
+    /// The object that describes it: `this` of the handler.
+    pub object: Persistent<Object<'static>>,
+    /// The handler.
+    pub handle: Persistent<Function<'static>>,
+    /// What requests must look like.
+    pub request: Option<Schema>,
+    /// What responses look like.
+    pub response: Option<Schema>,
+}
+
+/// What all commands of a realm need.
+pub struct Realm<'js> {
+    /// The prelude's function that runs a handler.
+    pub invoke: Function<'js>,
+    /// The prelude's function that takes the primitive out of a wrapper.
+    pub unbox: Function<'js>,
+    /// `Object.prototype`.
+    pub plain: Object<'js>,
+}
+
+struct SavedRealm {
+    invoke: Persistent<Function<'static>>,
+    unbox: Persistent<Function<'static>>,
+    plain: Persistent<Object<'static>>,
+}
+
+/// A loaded module. The order of the fields is the order in which they must go: values before their engine.
+pub struct Module {
+    commands: BTreeMap<CommandName, Command>,
+    state_schema: Option<Schema>,
+    realm: SavedRealm,
+    context: Context,
+    host: Rc<Host>,
+    entity_type: EntityType,
+    file: String,
+    files: Rc<BTreeMap<String, String>>,
+    is_stained: Rc<Cell<bool>>,
+}
+
+impl Module {
+    /// Loads a module: evaluates it and its imports, and reads what it exports.
+    pub fn load(entity_type: &EntityType, from: &LoadContext) -> Result<(Module, Manifest), Vec<Problem>> {
+        let file = format!("{entity_type}.js");
+        let broken = |error: Error| vec![Problem { file: file.clone(), place: None, message: error.to_string() }];
+        let runtime = Runtime::new().map_err(broken)?;
+        runtime.set_memory_limit(from.memory_limit);
+        runtime.set_max_stack_size(STACK_MAX);
+        let shared = from.shared.clone();
+        runtime.set_interrupt_handler(Some(Box::new(move || shared.is_overrun())));
+        let is_stained = Rc::new(Cell::new(false));
+        let stain = is_stained.clone();
+        // Whoever makes a promise has left, or can leave, a job behind. Jobs are never run, and must not pile up.
+        runtime.set_promise_hook(Some(Box::new(move |_, _, _, _| stain.set(true))));
+        let imports = Imports::new(from.files.clone());
+        runtime.set_loader(imports.clone(), imports.clone());
+        let context = Context::custom::<Intrinsics>(&runtime).map_err(broken)?;
+        let host = Rc::new(Host::new(entity_type, from.random));
+        let loaded: Result<_, Vec<Problem>> = context.with(|ctx| {
+            let prelude = Prelude::run(&ctx, &host).map_err(broken)?;
+            let exports = evaluate(&ctx, &file, &imports, &prelude)?;
+            let exports = manifest::read(&exports, &file, &from.files, &prelude)?;
+            let realm = SavedRealm {
+                invoke: Persistent::save(&ctx, prelude.invoke),
+                unbox: Persistent::save(&ctx, prelude.unbox),
+                plain: Persistent::save(&ctx, prelude.plain),
+            };
+            Ok((exports, realm))
+        });
+        let (Exports { commands, state_schema, entity_id_max }, realm) = loaded?;
+        is_stained.set(false);
+        let manifest = Manifest {
+            commands: commands.iter().map(|(name, command)| (name.clone(), command.creates)).collect(),
+            entity_id_max,
+            imports: imports.found.borrow().clone(),
+        };
+        let (entity_type, files) = (entity_type.clone(), from.files.clone());
+        Ok((Module { commands, state_schema, realm, context, host, entity_type, file, files, is_stained }, manifest))
+    }
+
+    /// Whose module.
+    pub fn entity_type(&self) -> &EntityType {
+        &self.entity_type
+    }
+
+    /// The module's file.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// Where its code runs.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// What its code may ask of the process.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// A command.
+    pub fn command(&self, name: &CommandName) -> Option<&Command> {
+        self.commands.get(name)
+    }
+
+    /// What states must look like.
+    pub fn state_schema(&self) -> Option<&Schema> {
+        self.state_schema.as_ref()
+    }
+
+    /// Whether a command has left something in the engine that must not stay.
+    pub fn is_stained(&self) -> bool {
+        self.is_stained.get()
+    }
+
+    /// What all commands of the realm need.
+    pub fn realm<'js>(&self, ctx: &Ctx<'js>) -> Result<Realm<'js>, Error> {
+        let SavedRealm { invoke, unbox, plain } = &self.realm;
+        Ok(Realm { invoke: invoke.clone().restore(ctx)?, unbox: unbox.clone().restore(ctx)?, plain: plain.clone().restore(ctx)? })
+    }
+
+    /// What an error of the engine is, and its message with file and line.
+    pub fn describe(&self, error: Error, thrown: &Value<'_>) -> (HandlerFaultKind, String) {
+        describe(error, thrown, &self.file, &self.files)
+    }
+}
+
+/// What an error of the engine is, and its message with file and line.
+fn describe(error: Error, thrown: &Value<'_>, file: &str, files: &BTreeMap<String, String>) -> (HandlerFaultKind, String) {
+    let (place, message) = explain(error, thrown, files);
+    let kind = match message.as_str() {
+        OUT_OF_MEMORY => HandlerFaultKind::MemoryLimit,
+        "RangeError: Maximum call stack size exceeded" => HandlerFaultKind::StackLimit,
+        _ => HandlerFaultKind::Exception,
+    };
+    let message = match place {
+        Some((file, line, column)) => format!("{file}:{line}:{column}: {message}"),
+        None => format!("{file}: {message}"),
+    };
+    (kind, message)
+}
+
+const OUT_OF_MEMORY: &str = "InternalError: out of memory";
+
+/// Where and why something was thrown.
+fn explain(error: Error, thrown: &Value<'_>, files: &BTreeMap<String, String>) -> (Option<(String, u32, u32)>, String) {
+    match thrown.type_of() {
+        // The engine could not even make the error.
+        Type::Uninitialized if matches!(error, Error::Exception | Error::Unknown | Error::Allocation) => (None, OUT_OF_MEMORY.to_owned()),
+        Type::Uninitialized => (None, error.to_string()),
+        Type::Exception => {
+            let Some(exception) = thrown.as_exception() else { return (None, error.to_string()) };
+            let name = exception.as_object().get::<_, String>("name").unwrap_or_else(|_| "Error".to_owned());
+            let message = exception.message().unwrap_or_default();
+            let place = exception.stack().and_then(|stack| stack.lines().find_map(|line| frame_place(line, files)));
+            forget_exception(thrown.ctx());
+            (place, bounded(format!("{name}: {message}")))
+        }
+        Type::Object => {
+            let shown = thrown.ctx().json_stringify(thrown.clone());
+            let shown = shown.ok().flatten().and_then(|text| text.to_string().ok()).unwrap_or_else(|| "an object".to_owned());
+            forget_exception(thrown.ctx());
+            (None, bounded(format!("threw {shown}")))
+        }
+        Type::String => (None, bounded(format!("threw {:?}", thrown.get::<String>().unwrap_or_default()))),
+        other => (None, format!("threw a value of type {other}")),
+    }
+}
+
+/// Looking at what was thrown may have run script that threw again.
+fn forget_exception(ctx: &Ctx<'_>) {
+    if ctx.has_exception() {
+        ctx.catch();
+    }
+}
+
+fn bounded(mut message: String) -> String {
+    if let Some((end, _)) = message.char_indices().nth(LOG_LINE_MAX) {
+        message.truncate(end);
+        message.push('…');
+    }
+    message
+}
+
+/// Reads the place out of a line of a stack: `at name (file:line:column)`, or `at file:line:column`.
+fn frame_place(line: &str, files: &BTreeMap<String, String>) -> Option<(String, u32, u32)> {
+    let place = line.trim().trim_end_matches(')');
+    let place = place.rsplit_once('(').map_or_else(|| place.trim_start_matches("at "), |(_, place)| place);
+    let (place, column) = place.rsplit_once(':')?;
+    let (file, line) = place.rsplit_once(':')?;
+    files.contains_key(file).then(|| Some((file.to_owned(), line.parse().ok()?, column.parse().ok()?)))?
+}
+
+/// The prelude's functions, in their realm.
+pub struct Prelude<'js> {
+    pub invoke: Function<'js>,
+    pub unbox: Function<'js>,
+    pub harden: Function<'js>,
+    pub plain: Object<'js>,
+}
+
+impl<'js> Prelude<'js> {
+    fn run(ctx: &Ctx<'js>, host: &Rc<Host>) -> Result<Prelude<'js>, Error> {
+        let prelude: Function<'js> = ctx.eval(PRELUDE)?;
+        let dice = host.clone();
+        let random = Function::new(ctx.clone(), move |ctx: Ctx<'js>| {
+            dice.next_unit().ok_or_else(|| Exception::throw_type(&ctx, "random numbers are known only while a command runs"))
+        })?;
+        let console = host.clone();
+        let log = Function::new(ctx.clone(), move |level: rquickjs::String<'js>, text: rquickjs::String<'js>| {
+            console.log(&level.to_string().unwrap_or_default(), &text.to_string().unwrap_or_default());
+        })?;
+        let made: Object<'js> = prelude.call((random, log))?;
+        let plain = ctx.globals().get::<_, Object<'js>>("Object")?.get("prototype")?;
+        Ok(Prelude { invoke: made.get("invoke")?, unbox: made.get("unbox")?, harden: made.get("harden")?, plain })
+    }
+}
+
+/// Evaluates a module to its end; gives its namespace. Freezes what it and its imports export.
+fn evaluate<'js>(ctx: &Ctx<'js>, file: &str, imports: &Imports, prelude: &Prelude<'js>) -> Result<Object<'js>, Vec<Problem>> {
+    let thrown = |error: Error| {
+        let thrown = ctx.catch();
+        // A failed import is better explained by whoever refused it.
+        if let Some(problem) = imports.refused.borrow_mut().take() {
+            return vec![problem];
+        }
+        let (place, message) = explain(error, &thrown, &imports.files);
+        vec![match place {
+            Some((file, line, column)) => Problem { file, place: Some((line, column)), message },
+            None => Problem { file: file.to_owned(), place: None, message },
+        }]
+    };
+    let source = imports.files.get(file).map(String::as_str).unwrap_or_default();
+    let module = rquickjs::Module::declare(ctx.clone(), file, source).map_err(thrown)?;
+    let (module, promise) = module.eval().map_err(thrown)?;
+    run_jobs(ctx);
+    match promise.state() {
+        PromiseState::Resolved => {}
+        PromiseState::Rejected => {
+            return Err(thrown(promise.result::<Value<'js>>().and_then(Result::err).unwrap_or(Error::Unknown)));
+        }
+        PromiseState::Pending => {
+            let message = "the module waits at its top level for something that never comes".to_owned();
+            return Err(vec![Problem { file: file.to_owned(), place: None, message }]);
+        }
+    }
+    let namespace = module.namespace().map_err(thrown)?;
+    let mut namespaces = vec![namespace.clone()];
+    for import in imports.found.borrow().clone() {
+        let promise = rquickjs::Module::import(ctx, import).map_err(thrown)?;
+        run_jobs(ctx);
+        namespaces.extend(promise.result::<Object<'js>>().and_then(Result::ok));
+    }
+    for namespace in namespaces {
+        for exported in namespace.props::<rquickjs::Atom<'js>, Value<'js>>() {
+            prelude.harden.call::<_, ()>((exported.map_err(thrown)?.1,)).map_err(thrown)?;
+        }
+    }
+    Ok(namespace)
+}
+
+/// Runs what modules have left to run, within the time limit of loading.
+fn run_jobs(ctx: &Ctx<'_>) {
+    while ctx.execute_pending_job() {}
+}
+
+/// Finds imported modules among the files.
+#[derive(Clone)]
+struct Imports {
+    files: Rc<BTreeMap<String, String>>,
+    found: Rc<RefCell<BTreeSet<String>>>,
+    refused: Rc<RefCell<Option<Problem>>>,
+}
+
+impl Imports {
+    fn new(files: Rc<BTreeMap<String, String>>) -> Imports {
+        Imports { files, found: Rc::default(), refused: Rc::default() }
+    }
+}
+
+impl Resolver for Imports {
+    fn resolve<'js>(&mut self, _: &Ctx<'js>, base: &str, name: &str, attributes: Option<ImportAttributes<'js>>) -> Result<String, Error> {
+        // Nobody's import: the name of a file, from here.
+        if !self.files.contains_key(base) && self.files.contains_key(name) {
+            return Ok(name.to_owned());
+        }
+        let resolved = match attributes {
+            None => resolve(&self.files, base, name),
+            Some(_) => Err("imports take no attributes here".to_owned()),
+        };
+        resolved.map_err(|message| {
+            let place = self.files.get(base).and_then(|source| locate(source, &[name]));
+            *self.refused.borrow_mut() = Some(Problem { file: base.to_owned(), place, message: message.clone() });
+            Error::new_resolving_message(base, name, message)
+        })
+    }
+}
+
+impl Loader for Imports {
+    fn load<'js>(&mut self, ctx: &Ctx<'js>, name: &str, _: Option<ImportAttributes<'js>>) -> Result<rquickjs::Module<'js, Declared>, Error> {
+        let source = self.files.get(name).ok_or_else(|| Error::new_loading(name))?;
+        self.found.borrow_mut().insert(name.to_owned());
+        rquickjs::Module::declare(ctx.clone(), name, source.as_str())
+    }
+}
+
+/// What handlers may ask of the process: random numbers, and lines in the log.
+pub struct Host {
+    entity_type: EntityType,
+    random: RandomKey,
+    command: RefCell<Option<(EntityId, CommandId)>>,
+    dice: RefCell<Option<Dice>>,
+    lines_left: Cell<u32>,
+}
+
+impl Host {
+    fn new(entity_type: &EntityType, random: RandomKey) -> Host {
+        let entity_type = entity_type.clone();
+        Host { entity_type, random, command: RefCell::default(), dice: RefCell::default(), lines_left: Cell::new(LOG_LINES_MAX) }
+    }
+
+    /// A command begins.
+    pub fn begin(&self, entity_id: &EntityId, command_id: &CommandId) {
+        *self.command.borrow_mut() = Some((entity_id.clone(), command_id.clone()));
+        *self.dice.borrow_mut() = None;
+        self.lines_left.set(LOG_LINES_MAX);
+    }
+
+    fn next_unit(&self) -> Option<f64> {
+        let command = self.command.borrow();
+        let (entity_id, command_id) = command.as_ref()?;
+        let mut dice = self.dice.borrow_mut();
+        Some(dice.get_or_insert_with(|| self.random.dice(&self.entity_type, entity_id, command_id)).next_unit())
+    }
+
+    fn log(&self, level: &str, text: &str) {
+        if let Some(left) = self.lines_left.get().checked_sub(1) {
+            self.lines_left.set(left);
+            let line: String = text.chars().take(LOG_LINE_MAX).map(|character| if character.is_control() { ' ' } else { character }).collect();
+            eprintln!("{LOG_PREFIX} {} {level}: {line}", self.entity_type);
+        }
+    }
+}

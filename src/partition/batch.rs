@@ -1,0 +1,413 @@
+//! Deciding a batch: load, run, commit, and on a conflict look up what happened and run again.
+
+use super::cache::CachedState;
+use super::commit::Commit;
+use super::queue::Envelope;
+use super::worker::Worker;
+use super::{CommandError, queue};
+use crate::core::{Answer, CommandId, EntityId, Event, EventOutcome, Json, LoadedEntity, Outcome, Replay, StoredEvent, Task, Work};
+use crate::handler::Handlers;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// What becomes of one command of a batch.
+pub(super) enum Verdict {
+    /// It is recorded.
+    Answer(Arc<Answer>, Replay),
+    /// It did not happen.
+    Failed(CommandError),
+    /// It belongs in the next batch.
+    Later,
+}
+
+/// Commands that are decided together.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// One for each command id.
+    pub leaders: Vec<Envelope>,
+    verdicts: Vec<Option<Verdict>>,
+    /// Further tries of a leader's command id, by the leader's index: they take part in its answer.
+    followers: Vec<(usize, Envelope)>,
+    by_id: HashMap<(EntityId, CommandId), usize>,
+}
+
+/// A batch that is to be answered.
+pub(super) struct Decided {
+    pub leaders: Vec<(Envelope, Verdict)>,
+    /// Further tries of a leader's command id, by the leader's index.
+    pub followers: Vec<(usize, Envelope)>,
+}
+
+impl Envelope {
+    /// Whether both ask for the same thing in all respects.
+    pub fn is_same_try(&self, other: &Envelope) -> bool {
+        let (a, b) = (&self.command, &other.command);
+        a.name == b.name && a.request == b.request && a.precondition == b.precondition
+    }
+}
+
+impl Batch {
+    pub fn add(&mut self, envelope: Envelope) {
+        let key = (envelope.command.entity_id.clone(), envelope.command.command_id.clone());
+        if let Some(leader) = self.by_id.get(&key) {
+            self.followers.push((*leader, envelope));
+            return;
+        }
+        self.by_id.insert(key, self.leaders.len());
+        self.leaders.push(envelope);
+        self.verdicts.push(None);
+    }
+
+    pub fn has_undecided(&self) -> bool {
+        self.verdicts.iter().any(Option::is_none)
+    }
+
+    fn undecided(&self) -> Vec<usize> {
+        (0..self.verdicts.len()).filter(|index| self.verdicts[*index].is_none()).collect()
+    }
+
+    /// Gives up commands whose callers have stopped waiting; nothing of them is under way between two attempts.
+    pub fn expire(&mut self, now: Instant) {
+        for (envelope, verdict) in self.leaders.iter().zip(&mut self.verdicts) {
+            if verdict.is_none() && envelope.deadline <= now {
+                *verdict = Some(Verdict::Failed(CommandError::Overloaded { retry_after: queue::RETRY_AFTER }));
+            }
+        }
+    }
+
+    pub fn fail_rest(&mut self, error: CommandError) {
+        for verdict in self.verdicts.iter_mut().filter(|verdict| verdict.is_none()) {
+            *verdict = Some(Verdict::Failed(error.clone()));
+        }
+    }
+
+    /// Leaves the second half of the commands given for the next batch.
+    fn halve(&mut self, indices: &[usize]) {
+        for index in &indices[indices.len().div_ceil(2)..] {
+            self.verdicts[*index] = Some(Verdict::Later);
+        }
+    }
+
+    /// The batch with every verdict in place.
+    pub fn decided(self) -> Decided {
+        let verdicts = self.verdicts.into_iter().map(|verdict| verdict.unwrap_or(Verdict::Later));
+        Decided { leaders: self.leaders.into_iter().zip(verdicts).collect(), followers: self.followers }
+    }
+}
+
+/// An entity as one attempt found it.
+struct Base {
+    loaded: LoadedEntity,
+    /// Whether it was read from the database during this attempt.
+    is_read: bool,
+}
+
+/// One run of the handlers over the undecided commands of a batch.
+struct Run {
+    /// The commands' indices in the batch.
+    indices: Vec<usize>,
+    /// For each of them, its entity's index in `bases`.
+    entities: Vec<usize>,
+    bases: Vec<Base>,
+    outcomes: Vec<Outcome>,
+}
+
+/// What a look after a conflict brought.
+struct Change {
+    /// Some commands were recorded already.
+    any_found: bool,
+    /// Some entities have moved on.
+    any_moved: bool,
+}
+
+impl Worker {
+    /// One try: every command that gets through it has a verdict afterwards; the others are left for another try.
+    pub(super) async fn attempt(&mut self, batch: &mut Batch, handlers: &dyn Handlers) -> Result<(), CommandError> {
+        let run = self.run_handlers(batch, handlers).await?;
+        let (indices, events) = loop {
+            let head = self.read_head().await?;
+            let (indices, events) = run.events(batch, handlers, head);
+            if events.is_empty() {
+                break (indices, events);
+            }
+            match self.commit(&events).await {
+                Commit::Done => {
+                    self.head = Some(head + events.len() as u64);
+                    break (indices, events);
+                }
+                Commit::Taken { was_unknown } => {
+                    self.head = None;
+                    let own: &[Event] = if was_unknown { &events } else { &[] };
+                    let change = self.reconcile(batch, &run, own).await?;
+                    if !change.any_found {
+                        // Lost a race against another writer: whoever waits longest here loses the next one, so the waits are drawn.
+                        self.wait_for_turn().await;
+                    }
+                    if change.any_found || change.any_moved {
+                        return Ok(());
+                    }
+                }
+                Commit::TooMany => {
+                    batch.halve(&indices);
+                    return Ok(());
+                }
+                Commit::NotDone(error) => return Err(error),
+            }
+        };
+        self.accept(batch, &run, indices, events);
+        self.confirm_failures(batch, run).await
+    }
+
+    async fn read_head(&mut self) -> Result<u64, CommandError> {
+        let mut patience = self.patience();
+        loop {
+            if let Some(head) = self.head {
+                return Ok(head);
+            }
+            match self.shared.store.head(&self.partition).await {
+                Ok(head) => self.head = Some(head),
+                Err(error) => patience.wait(error).await?,
+            }
+        }
+    }
+
+    async fn run_handlers(&self, batch: &Batch, handlers: &dyn Handlers) -> Result<Run, CommandError> {
+        let indices = batch.undecided();
+        let mut numbers: HashMap<&EntityId, usize> = HashMap::new();
+        let mut ids: Vec<EntityId> = Vec::new();
+        let mut entities = Vec::with_capacity(indices.len());
+        for index in &indices {
+            let id = &batch.leaders[*index].command.entity_id;
+            entities.push(*numbers.entry(id).or_insert_with(|| {
+                ids.push(id.clone());
+                ids.len() - 1
+            }));
+        }
+        let bases = self.load(ids).await?;
+        let tasks = indices.iter().zip(&entities).map(|(index, entity)| {
+            let Envelope { command, now, .. } = &batch.leaders[*index];
+            Task {
+                entity: *entity,
+                command_id: command.command_id.clone(),
+                command: command.name.clone(),
+                request: command.request.clone(),
+                precondition: command.precondition,
+                now: *now,
+            }
+        });
+        let options = &self.shared.options;
+        let work = Work {
+            entities: bases.iter().map(|base| base.loaded.clone()).collect(),
+            tasks: tasks.collect(),
+            done: 0,
+            bytes_left: options.batch_bytes_max,
+            row_bytes_max: options.row_bytes_max,
+        };
+        let outcomes = handlers.run(work).await.map_err(|error| CommandError::Unavailable(error.to_string()))?;
+        if outcomes.len() != indices.len() {
+            return Err(CommandError::Internal(format!("{} outcomes for {} commands", outcomes.len(), indices.len())));
+        }
+        Ok(Run { indices, entities, bases, outcomes })
+    }
+
+    /// The entities from memory, and from the database what is not there.
+    async fn load(&self, ids: Vec<EntityId>) -> Result<Vec<Base>, CommandError> {
+        let mut bases: Vec<Base> = Vec::with_capacity(ids.len());
+        let mut missing = Vec::new();
+        for id in ids {
+            let cached = self.shared.caches.state(&self.partition, &id);
+            let is_read = cached.is_none();
+            if is_read {
+                missing.push(id.clone());
+            }
+            let (version, state) = cached.map_or((0, None), |cached| (cached.version, cached.state));
+            bases.push(Base { loaded: LoadedEntity { id, version, state }, is_read });
+        }
+        if missing.is_empty() {
+            return Ok(bases);
+        }
+        let newest = self.read_newest(&missing).await?;
+        for (base, stored) in bases.iter_mut().filter(|base| base.is_read).zip(newest) {
+            if let Some(stored) = stored {
+                base.loaded.version = stored.event.version;
+                base.loaded.state = stored.event.state;
+            }
+        }
+        Ok(bases)
+    }
+
+    async fn read_newest(&self, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, CommandError> {
+        let mut patience = self.patience();
+        loop {
+            match self.shared.store.newest(&self.partition.entity_type, ids).await {
+                Ok(newest) => return Ok(newest),
+                Err(error) => patience.wait(error).await?,
+            }
+        }
+    }
+
+    /// After a commit: answers for the recorded commands, new states for the memory.
+    fn accept(&mut self, batch: &mut Batch, run: &Run, indices: Vec<usize>, events: Vec<Event>) {
+        let mut newest: HashMap<EntityId, (u64, Option<Json>)> = HashMap::new();
+        for (index, event) in indices.into_iter().zip(events) {
+            let answer = Arc::new(Answer::of(&self.partition, &event));
+            self.shared.caches.keep_answer(&answer);
+            newest.insert(event.entity_id, (event.version, event.state));
+            batch.verdicts[index] = Some(Verdict::Answer(answer, Replay::First));
+        }
+        for (id, (version, state)) in newest {
+            self.shared.caches.keep_state(&self.partition, &id, CachedState { version, state, is_durable: true });
+        }
+        for (index, outcome) in run.indices.iter().zip(&run.outcomes) {
+            if matches!(outcome, Outcome::NoRoom) {
+                batch.verdicts[*index] = Some(Verdict::Later);
+            }
+        }
+    }
+
+    /// After a conflict: answers what is recorded, brings the states up to date. Where neither changed anything, the same outcomes may be
+    /// appended again at a new head. `own` are the events that an append of unknown outcome may have left there.
+    async fn reconcile(&mut self, batch: &mut Batch, run: &Run, own: &[Event]) -> Result<Change, CommandError> {
+        let found = self.find_recorded(batch, &run.indices).await?;
+        let any_found = !found.is_empty();
+        for (index, stored) in found {
+            let command = &batch.leaders[index].command;
+            let answer = Arc::new(Answer::of(&self.partition, &stored));
+            // Found rows come without their state.
+            let is_own = own.iter().any(|event| event.event_id == stored.event_id && *event == Event { state: event.state.clone(), ..stored.clone() });
+            let replay = if is_own { Replay::First } else { answer.replay_for(&command.name, &command.request) };
+            self.shared.caches.keep_answer(&answer);
+            batch.verdicts[index] = Some(Verdict::Answer(answer, replay));
+        }
+        let ids: Vec<EntityId> = run.bases.iter().map(|base| base.loaded.id.clone()).collect();
+        let newest = self.read_newest(&ids).await?;
+        let mut any_moved = false;
+        for (base, stored) in run.bases.iter().zip(newest) {
+            let version = stored.as_ref().map_or(0, |stored| stored.event.version);
+            if version == base.loaded.version {
+                continue;
+            }
+            any_moved = true;
+            match stored {
+                Some(stored) => {
+                    let cached = CachedState { version, state: stored.event.state, is_durable: false };
+                    self.shared.caches.keep_state(&self.partition, &base.loaded.id, cached);
+                }
+                None => self.shared.caches.forget_state(&self.partition, &base.loaded.id),
+            }
+        }
+        Ok(Change { any_found, any_moved })
+    }
+
+    /// The events that the given commands made already, durable.
+    async fn find_recorded(&self, batch: &Batch, indices: &[usize]) -> Result<Vec<(usize, Event)>, CommandError> {
+        let keys: Vec<_> =
+            indices.iter().map(|index| &batch.leaders[*index].command).map(|command| (command.entity_id.clone(), command.command_id.clone())).collect();
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut patience = self.patience();
+        loop {
+            let look = async {
+                let found = self.shared.store.find(&self.partition.entity_type, &keys).await?;
+                if found.iter().any(Option::is_some) {
+                    self.shared.store.barrier().await?;
+                }
+                Ok(found)
+            };
+            match look.await {
+                Ok(found) => return Ok(indices.iter().zip(found).filter_map(|(index, stored)| Some((*index, stored?.event))).collect()),
+                Err(error) => patience.wait(error).await?,
+            }
+        }
+    }
+
+    /// Before a failure is told: an earlier try of the same command id may have been recorded, and a state from memory may be out of
+    /// date. Neither may show in what callers hear.
+    async fn confirm_failures(&mut self, batch: &mut Batch, run: Run) -> Result<(), CommandError> {
+        let failed: Vec<usize> = (0..run.outcomes.len()).filter(|at| matches!(run.outcomes[*at], Outcome::Failed(_))).collect();
+        if failed.is_empty() {
+            return Ok(());
+        }
+        let known: Vec<usize> = failed.iter().map(|at| run.indices[*at]).filter(|index| !batch.leaders[*index].command.is_fresh_id).collect();
+        for (index, stored) in self.find_recorded(batch, &known).await? {
+            let command = &batch.leaders[index].command;
+            let answer = Arc::new(Answer::of(&self.partition, &stored));
+            let replay = answer.replay_for(&command.name, &command.request);
+            self.shared.caches.keep_answer(&answer);
+            batch.verdicts[index] = Some(Verdict::Answer(answer, replay));
+        }
+        // An event of this batch confirmed its entity's state by its version.
+        let mut is_confirmed: Vec<bool> = run.bases.iter().map(|base| base.is_read).collect();
+        for (entity, outcome) in run.entities.iter().zip(&run.outcomes) {
+            is_confirmed[*entity] |= outcome.event_outcome().is_some();
+        }
+        let mut doubtful: Vec<usize> = failed.iter().filter(|at| batch.verdicts[run.indices[**at]].is_none()).map(|at| run.entities[*at]).collect();
+        doubtful.sort_unstable();
+        doubtful.dedup();
+        doubtful.retain(|entity| !is_confirmed[*entity]);
+        if !doubtful.is_empty() {
+            let ids: Vec<EntityId> = doubtful.iter().map(|entity| run.bases[*entity].loaded.id.clone()).collect();
+            for (entity, stored) in doubtful.into_iter().zip(self.read_newest(&ids).await?) {
+                let base = &run.bases[entity].loaded;
+                is_confirmed[entity] = stored.map_or(0, |stored| stored.event.version) == base.version;
+                if !is_confirmed[entity] {
+                    self.shared.caches.forget_state(&self.partition, &base.id);
+                }
+            }
+        }
+        // What the callers hear rests on rows that were only read.
+        let mut patience = self.patience();
+        while let Err(error) = self.shared.store.barrier().await {
+            patience.wait(error).await?;
+        }
+        for (at, outcome) in run.outcomes.into_iter().enumerate() {
+            let verdict = &mut batch.verdicts[run.indices[at]];
+            if let Outcome::Failed(failure) = outcome
+                && verdict.is_none()
+                && is_confirmed[run.entities[at]]
+            {
+                *verdict = Some(Verdict::Failed(CommandError::Failed(failure)));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Run {
+    /// The events that the outcomes make, placed right after `head`, and their commands' indices in the batch.
+    fn events(&self, batch: &Batch, handlers: &dyn Handlers, head: u64) -> (Vec<usize>, Vec<Event>) {
+        let mut entities: Vec<LoadedEntity> = self.bases.iter().map(|base| base.loaded.clone()).collect();
+        let mut indices = Vec::with_capacity(self.indices.len());
+        let mut events = Vec::with_capacity(self.indices.len());
+        for ((index, entity), outcome) in self.indices.iter().zip(&self.entities).zip(&self.outcomes) {
+            let entity = &mut entities[*entity];
+            let (kind, response) = match outcome {
+                Outcome::Accepted { response, state } => {
+                    entity.state = Some(state.clone());
+                    (EventOutcome::Accepted, response)
+                }
+                Outcome::Rejected { rejection } => (EventOutcome::Rejected, rejection),
+                Outcome::Failed(_) | Outcome::NoRoom => continue,
+            };
+            entity.version += 1;
+            let envelope = &batch.leaders[*index];
+            indices.push(*index);
+            events.push(Event {
+                event_id: head + 1 + events.len() as u64,
+                entity_id: entity.id.clone(),
+                version: entity.version,
+                command_id: envelope.command.command_id.clone(),
+                command: envelope.command.name.clone(),
+                outcome: kind,
+                handler_version: handlers.version().clone(),
+                request: envelope.command.request.clone(),
+                response: response.clone(),
+                state: entity.state.clone(),
+                handled_at: envelope.now,
+            });
+        }
+        (indices, events)
+    }
+}

@@ -1,0 +1,109 @@
+//! The two ends of a queued request: [`Envelope`] at the worker, [`Pending`] at the caller.
+//!
+//! Who gives up first is settled by one atomic: a command that its caller abandons while it is queued is never run, so
+//! the caller may be told that it did not happen; once the worker has claimed it, nobody can know.
+
+use super::{Command, CommandError, CommandResult};
+use crate::core::{Answer, CommandId, EntityId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, SystemTime};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+/// When a caller who met a full queue should try again.
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+const QUEUED: u8 = 0;
+const CLAIMED: u8 = 1;
+const ABANDONED: u8 = 2;
+
+/// What waits in a queue.
+pub(super) enum Request {
+    Command(Envelope),
+    LookUp(LookUp),
+}
+
+/// A question what a command was answered; asked in turn, so that all before it is settled.
+pub(super) struct LookUp {
+    pub entity_id: EntityId,
+    pub command_id: CommandId,
+    pub reply: oneshot::Sender<Found>,
+}
+
+/// What a look-up hears.
+pub(super) type Found = Result<Option<Arc<Answer>>, CommandError>;
+
+/// A queued command.
+pub(super) struct Envelope {
+    pub command: Command,
+    /// Milliseconds since 1970: the time that the handler sees, however often it runs.
+    pub now: i64,
+    pub queued_at: Instant,
+    pub deadline: Instant,
+    ticket: Arc<AtomicU8>,
+    reply: oneshot::Sender<CommandResult>,
+}
+
+impl Envelope {
+    /// Takes the command for running. False where its caller has gone: drop it then.
+    pub fn claim(&self) -> bool {
+        self.ticket.compare_exchange(QUEUED, CLAIMED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Puts a claimed command, of which nothing was sent to the database, back among the queued ones.
+    pub fn release(&self) {
+        self.ticket.store(QUEUED, Ordering::Release);
+    }
+
+    pub fn answer(self, result: CommandResult) {
+        // A caller who has gone needs no answer.
+        let _ = self.reply.send(result);
+    }
+}
+
+/// A command that has its place in the queue. Dropping it gives up the place where the command has not started.
+pub struct Pending {
+    pub(super) entity_id: EntityId,
+    deadline: Instant,
+    ticket: Arc<AtomicU8>,
+    answer: oneshot::Receiver<CommandResult>,
+}
+
+impl Pending {
+    /// Waits for the answer; never longer than the command's deadline.
+    pub async fn answer(mut self) -> CommandResult {
+        match tokio::time::timeout_at(self.deadline, &mut self.answer).await {
+            Ok(Ok(result)) => result,
+            // The worker broke down with the command in its hands, or the process is ending.
+            Ok(Err(_)) => Err(CommandError::OutcomeUnknown),
+            Err(_) if self.abandon() => Err(CommandError::Overloaded { retry_after: RETRY_AFTER }),
+            Err(_) => self.answer.try_recv().unwrap_or(Err(CommandError::OutcomeUnknown)),
+        }
+    }
+
+    fn abandon(&self) -> bool {
+        self.ticket.compare_exchange(QUEUED, ABANDONED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
+/// A command's two ends.
+pub(super) fn command(command: Command, deadline: Instant) -> (Request, Pending) {
+    let (reply, answer) = oneshot::channel();
+    let ticket = Arc::new(AtomicU8::new(QUEUED));
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64);
+    let pending = Pending { entity_id: command.entity_id.clone(), deadline, ticket: ticket.clone(), answer };
+    (Request::Command(Envelope { command, now, queued_at: Instant::now(), deadline, ticket, reply }), pending)
+}
+
+/// A look-up's two ends.
+pub(super) fn look_up(entity_id: EntityId, command_id: CommandId) -> (Request, oneshot::Receiver<Found>) {
+    let (reply, found) = oneshot::channel();
+    (Request::LookUp(LookUp { entity_id, command_id, reply }), found)
+}

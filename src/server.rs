@@ -1,0 +1,219 @@
+//! The server: puts the parts together, starts them in order, and stops them in the other.
+//!
+//! Start: storage, handlers, tables, workers, listener; nothing is accepted before all of it is there. Stop (SIGTERM, SIGINT): the
+//! listener first, then requests under way, then the queues, all within `shutdown.grace`. SIGHUP loads the handlers again.
+
+use crate::config::{Config, Reuse};
+use crate::core::{EntityType, HandlerVersion, ShardCount};
+use crate::handler::js::{self, LoadError, Sources};
+use crate::handler::random::RandomKey;
+use crate::handler::{HandlerSet, Handlers};
+use crate::http::{self, App, HandlerError, Health, Reload, ReloadError};
+use crate::partition::{self, Partitions};
+use crate::store::{self, Store};
+use crate::{examples, metrics};
+use anyhow::Context;
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+
+/// Where the handlers come from.
+enum Origin {
+    /// A folder of JavaScript, or the examples; can be loaded again.
+    JavaScript(js::Options),
+    /// This program.
+    Rust(HandlerSet),
+}
+
+/// Serves the entity types of the configuration until the process is told to stop.
+pub async fn serve(config: Config) -> anyhow::Result<()> {
+    let store = open_store(&config).await?;
+    let options = js_options(&config, RandomKey::of(store.identity()));
+    run(config, store, Origin::JavaScript(options)).await
+}
+
+/// Loads and validates everything that [`serve`] would, except the database, and gives it back as text for people.
+pub async fn check(config: Config) -> anyhow::Result<String> {
+    // No handler is run, so no secret of a database is needed.
+    let options = js_options(&config, RandomKey::of(&crate::core::LogIdentity::new([0; 32])));
+    let handlers = load(&config, &options).await?;
+    let mut found = String::from("the configuration and all handlers are valid");
+    for handlers in handlers.values() {
+        let commands: Vec<&str> = handlers.commands().keys().map(crate::core::CommandName::as_str).collect();
+        found.push_str(&format!("\n  {} ({}): {}", handlers.entity_type(), handlers.version(), commands.join(", ")));
+    }
+    Ok(found)
+}
+
+/// Serves handlers that are part of the program.
+pub(crate) async fn serve_native(config: Config, make: impl FnOnce(RandomKey) -> anyhow::Result<HandlerSet>) -> anyhow::Result<()> {
+    let store = open_store(&config).await?;
+    let handlers = make(RandomKey::of(store.identity()))?;
+    run(config, store, Origin::Rust(handlers)).await
+}
+
+async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
+    let options = store::Options {
+        url: config.storage.url.expose().to_owned(),
+        shards: ShardCount::new(config.storage.shards).context("storage.shards")?,
+        pool: config.storage.pool,
+        statement_timeout: config.storage.statement_timeout,
+    };
+    Ok(store::open(&options).await?)
+}
+
+fn js_options(config: &Config, random: RandomKey) -> js::Options {
+    js::Options {
+        processes: NonZeroUsize::new(config.handlers.processes).unwrap_or(NonZeroUsize::MIN),
+        time_limit: config.handlers.time_limit,
+        memory_limit: config.handlers.memory_limit.as_usize(),
+        ..js::Options::new(random)
+    }
+}
+
+async fn load(config: &Config, options: &js::Options) -> Result<HandlerSet, LoadError> {
+    match &config.entities.path {
+        Some(folder) => js::load(folder, options).await,
+        None => js::load_sources(&built_in(), "examples", options).await,
+    }
+}
+
+fn built_in() -> Sources {
+    let files = examples::ENTITIES.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+    let modules = examples::ENTITIES.iter().map(|(name, _)| EntityType::trusted(name.trim_end_matches(".js"))).collect();
+    Sources { files, modules }
+}
+
+async fn create_tables(store: &dyn Store, handlers: &HandlerSet) -> Result<(), store::StoreError> {
+    for entity_type in handlers.keys() {
+        store.create_type(entity_type).await?;
+    }
+    Ok(())
+}
+
+async fn run(config: Config, store: Arc<dyn Store>, origin: Origin) -> anyhow::Result<()> {
+    let metrics = metrics::install()?;
+    let (handlers, js_options) = match origin {
+        Origin::Rust(handlers) => (handlers, None),
+        Origin::JavaScript(options) => (load(&config, &options).await?, Some(options)),
+    };
+    create_tables(&*store, &handlers).await?;
+    let partitions = Partitions::new(partition_options(&config, &*store), store.clone(), handlers);
+    let listener = TcpListener::bind(&config.listen).await.with_context(|| format!("listen: {} cannot be used", config.listen))?;
+    let address = listener.local_addr()?;
+    let reload = js_options.map(|options| reload(Arc::new(config.clone()), options, partitions.clone()));
+    let app = App {
+        partitions: partitions.clone(),
+        options: http_options(&config),
+        health: Health::new(store.clone()),
+        reload: reload.clone(),
+        metrics,
+        identity: store.identity().clone(),
+    };
+    let types: Vec<String> = partitions.handlers().keys().map(ToString::to_string).collect();
+    tracing::info!(node = config.cluster.node, %address, storage = store.engine(), entity_types = types.join(","), "quokka is ready");
+    // For people, and for programs that start a server on a port of the system's choice. Nobody may be reading.
+    let _ = writeln!(std::io::stdout(), "quokka listens on http://{address}");
+
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let grace = config.shutdown.grace;
+    let (stopping, stopped) = tokio::sync::oneshot::channel();
+    let shutdown = async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = tokio::signal::ctrl_c() => break,
+                _ = hang_up.recv() => reload_on_signal(reload.as_ref()).await,
+            }
+        }
+        tracing::info!("stopping");
+        let _ = stopping.send(Instant::now());
+    };
+    http::serve(listener, app, shutdown).await?;
+    let since = stopped.await.unwrap_or_else(|_| Instant::now());
+    if tokio::time::timeout_at(since + grace, partitions.shut_down()).await.is_err() {
+        tracing::warn!(
+            grace_seconds = grace.as_secs_f64(),
+            "some commands did not come to an end within the grace; their callers were told that the outcome is unknown"
+        );
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn partition_options(config: &Config, store: &dyn Store) -> partition::Options {
+    // A batch ends with the event that crosses its limit, so limit and largest event together must fit one statement.
+    let row_bytes_max = config.limits.document_max.as_usize().min(store.append_bytes_max());
+    let batch_bytes_max = config.commands.batch_bytes_max.as_usize().min((store.append_bytes_max() - row_bytes_max).max(1));
+    partition::Options {
+        timeout: config.commands.timeout,
+        queue_max: config.commands.queue_max,
+        batch_rows_max: config.commands.batch_rows_max,
+        batch_bytes_max,
+        row_bytes_max,
+        refuse_reuse: config.commands.reuse == Reuse::Refuse,
+        cache_bytes_max: config.commands.cache_max.bytes() / 2,
+        retry_for: config.storage.retry_for,
+    }
+}
+
+fn http_options(config: &Config) -> http::Options {
+    let limits = &config.limits;
+    http::Options {
+        node: config.cluster.node.clone(),
+        body_max: limits.body_max.as_usize(),
+        bulk_line_max: limits.body_max.as_usize(),
+        header_timeout: limits.header_timeout,
+        header_bytes_max: limits.header_bytes_max.as_usize(),
+        body_timeout: limits.body_timeout,
+        connections_max: limits.connections_max,
+        idle_timeout: limits.idle_timeout,
+        grace: config.shutdown.grace,
+    }
+}
+
+/// Loads the handlers again; one at a time, and on any fault those in force stay.
+fn reload(config: Arc<Config>, options: js::Options, partitions: Partitions) -> Reload {
+    let turn = Arc::new(tokio::sync::Mutex::new(()));
+    Arc::new(move || {
+        let (config, options, partitions, turn) = (config.clone(), options.clone(), partitions.clone(), turn.clone());
+        Box::pin(async move {
+            let _turn = turn.lock().await;
+            let handlers = load(&config, &options).await.map_err(|error| match error {
+                LoadError::Sources(problems) => ReloadError::Invalid(problems.into_iter().map(handler_error).collect()),
+                LoadError::Process(reason) => ReloadError::Unavailable(reason),
+            })?;
+            create_tables(&**partitions.store(), &handlers).await.map_err(|error| ReloadError::Unavailable(error.to_string()))?;
+            let loaded = versions(&handlers);
+            partitions.replace_handlers(handlers);
+            tracing::info!(entity_types = loaded.len(), "handlers loaded again");
+            Ok(loaded)
+        })
+    })
+}
+
+fn versions(handlers: &HandlerSet) -> Vec<(EntityType, HandlerVersion)> {
+    handlers.values().map(|handlers: &Arc<dyn Handlers>| (handlers.entity_type().clone(), handlers.version().clone())).collect()
+}
+
+fn handler_error(problem: js::Problem) -> HandlerError {
+    let file = Some(problem.file).filter(|file| !file.is_empty());
+    HandlerError { file, line: problem.place.map(|(line, _)| line), message: problem.message }
+}
+
+async fn reload_on_signal(reload: Option<&Reload>) {
+    let Some(reload) = reload else { return };
+    match reload().await {
+        Ok(_) => {}
+        Err(ReloadError::Unavailable(reason)) => tracing::error!(reason, "handlers could not be loaded again; those before them keep serving"),
+        Err(ReloadError::Invalid(errors)) => {
+            for HandlerError { file, line, message } in errors {
+                tracing::error!(file, line, message, "handlers were not loaded again; those before them keep serving");
+            }
+        }
+    }
+}

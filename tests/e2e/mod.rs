@@ -1,0 +1,6 @@
+//! The whole server from outside, as services, operators and accidents meet it.
+
+mod commands;
+mod crash;
+mod load;
+mod two_servers;
