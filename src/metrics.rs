@@ -1,12 +1,9 @@
-//! Metrics: their names, what they mean, and handles to them.
+//! Metrics: where they go, what they mean, and which ones are distributions with fixed buckets.
 //!
-//! Handles are made once and kept by whoever counts, since looking a metric up by its labels costs more than counting.
-//! Labels come from fixed sets: entity types and commands of the handlers in force, never what a caller sent.
+//! They are counted where things happen; workers count commands and batches, HTTP its connections.
 
-use crate::core::{CommandName, EntityType};
-use metrics::{Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{Gauge, Unit, describe_counter, describe_gauge, describe_histogram, gauge};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-use std::collections::HashMap;
 use std::time::Duration;
 
 const COMMANDS_TOTAL: &str = "quokka_commands_total";
@@ -55,122 +52,6 @@ pub async fn upkeep(handle: PrometheusHandle) {
     }
 }
 
-/// What became of a command, as it is counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CommandOutcome {
-    /// Committed.
-    Accepted,
-    /// Committed as a rejection.
-    Rejected,
-    /// Answered with what an earlier try made.
-    Replayed,
-    /// Refused before it ran: unknown, not valid, the wrong version, a full queue.
-    Refused,
-    /// The handler failed, or what it made is not valid.
-    HandlerFailed,
-    /// The database is away, the node is stopping, or quokka has a fault.
-    Unavailable,
-    /// It may have happened.
-    Unknown,
-}
-
-impl CommandOutcome {
-    const ALL: [CommandOutcome; 7] = [
-        CommandOutcome::Accepted,
-        CommandOutcome::Rejected,
-        CommandOutcome::Replayed,
-        CommandOutcome::Refused,
-        CommandOutcome::HandlerFailed,
-        CommandOutcome::Unavailable,
-        CommandOutcome::Unknown,
-    ];
-
-    fn label(self) -> &'static str {
-        match self {
-            CommandOutcome::Accepted => "accepted",
-            CommandOutcome::Rejected => "rejected",
-            CommandOutcome::Replayed => "replayed",
-            CommandOutcome::Refused => "refused",
-            CommandOutcome::HandlerFailed => "handler_failed",
-            CommandOutcome::Unavailable => "unavailable",
-            CommandOutcome::Unknown => "unknown",
-        }
-    }
-}
-
-/// The counters of one entity type's commands. Make them again when its handlers change; counts go on.
-#[derive(Debug)]
-pub struct CommandCounters {
-    known: HashMap<CommandName, Outcomes>,
-    /// Of all commands that the handlers do not know, under the label `(unknown)`.
-    unknown: Outcomes,
-    seconds: Histogram,
-}
-
-type Outcomes = [Counter; CommandOutcome::ALL.len()];
-
-impl CommandCounters {
-    /// For the commands that the handlers know.
-    pub fn new<'a>(entity_type: &EntityType, commands: impl IntoIterator<Item = &'a CommandName>) -> CommandCounters {
-        let outcomes = |command: &str| {
-            CommandOutcome::ALL.map(
-                |outcome| counter!(COMMANDS_TOTAL, "type" => entity_type.as_str().to_owned(), "command" => command.to_owned(), "outcome" => outcome.label()),
-            )
-        };
-        let known = commands.into_iter().map(|command| (command.clone(), outcomes(command.as_str()))).collect();
-        CommandCounters { known, unknown: outcomes("(unknown)"), seconds: histogram!(COMMAND_SECONDS) }
-    }
-
-    /// Counts an answered command and the time since it was taken.
-    pub fn count(&self, command: &CommandName, outcome: CommandOutcome, time: Duration) {
-        self.known.get(command).unwrap_or(&self.unknown)[outcome as usize].increment(1);
-        self.seconds.record(time);
-    }
-}
-
-/// Why a statement was refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Conflict {
-    /// Another writer took an event id.
-    Position,
-    /// Another writer took a version or a command id.
-    Key,
-    /// The database gave up on the statement: a deadlock or a lock wait timeout.
-    Interrupted,
-}
-
-/// The metrics of batches; make it once, it is the same for all partitions.
-#[derive(Debug, Clone)]
-pub struct BatchMetrics {
-    /// Events in one statement.
-    pub rows: Histogram,
-    /// Seconds until they were durable.
-    pub commit_seconds: Histogram,
-    conflicts: [Counter; 3],
-}
-
-impl BatchMetrics {
-    /// Handles to the metrics of batches.
-    pub fn new() -> BatchMetrics {
-        BatchMetrics {
-            rows: histogram!(BATCH_ROWS),
-            commit_seconds: histogram!(COMMIT_SECONDS),
-            conflicts: ["position", "key", "interrupted"].map(|reason| counter!(CONFLICTS_TOTAL, "reason" => reason)),
-        }
-    }
-
-    /// Counts a refused statement.
-    pub fn conflict(&self, reason: Conflict) {
-        self.conflicts[reason as usize].increment(1);
-    }
-}
-
-impl Default for BatchMetrics {
-    fn default() -> BatchMetrics {
-        BatchMetrics::new()
-    }
-}
-
 /// Commands waiting in all queues; set whenever the metrics are read.
 pub fn queue_depth() -> Gauge {
     gauge!(QUEUE_DEPTH)
@@ -184,47 +65,32 @@ pub fn connections() -> Gauge {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use metrics::{counter, histogram};
 
     #[test]
-    fn metrics_are_shown_with_their_names_and_unknown_commands_share_one_label() {
+    fn metrics_are_shown_with_their_meaning_and_distributions_as_histograms() {
         let recorder = builder().unwrap().build_recorder();
         let handle = recorder.handle();
         metrics::with_local_recorder(&recorder, || {
             describe();
-            let (charge, odd) = (CommandName::trusted("charge"), CommandName::trusted("odd"));
-            let counters = CommandCounters::new(&EntityType::trusted("account"), [&charge]);
-            counters.count(&charge, CommandOutcome::Accepted, Duration::from_millis(3));
-            counters.count(&odd, CommandOutcome::Refused, Duration::from_millis(3));
-            counters.count(&CommandName::trusted("odder"), CommandOutcome::Refused, Duration::from_millis(3));
-            let batches = BatchMetrics::new();
-            batches.rows.record(7.0);
-            batches.commit_seconds.record(0.004);
-            batches.conflict(Conflict::Key);
+            counter!(COMMANDS_TOTAL, "type" => "account", "command" => "charge", "outcome" => "accepted").increment(1);
+            histogram!(COMMAND_SECONDS).record(0.003);
+            histogram!(COMMIT_SECONDS).record(0.004);
+            histogram!(BATCH_ROWS).record(7.0);
             queue_depth().set(4.0);
         });
         let text = handle.render();
         for line in [
             r#"quokka_commands_total{type="account",command="charge",outcome="accepted"} 1"#,
-            r#"quokka_commands_total{type="account",command="(unknown)",outcome="refused"} 2"#,
-            r#"quokka_command_seconds_bucket{le="0.005"} 3"#,
-            r#"quokka_command_seconds_count 3"#,
-            r#"quokka_batch_rows_bucket{le="10"} 1"#,
+            r#"quokka_command_seconds_bucket{le="0.005"} 1"#,
+            "quokka_command_seconds_count 1",
             r#"quokka_commit_seconds_bucket{le="0.002"} 0"#,
-            r#"quokka_conflicts_total{reason="key"} 1"#,
-            r#"quokka_conflicts_total{reason="position"} 0"#,
+            r#"quokka_batch_rows_bucket{le="10"} 1"#,
             "quokka_queue_depth 4",
             "# TYPE quokka_command_seconds histogram",
             "# HELP quokka_queue_depth Commands waiting in all queues.",
         ] {
             assert!(text.lines().any(|shown| shown == line), "{line} is not in\n{text}");
-        }
-        assert!(!text.contains("odd"), "{text}");
-    }
-
-    #[test]
-    fn outcomes_count_where_their_label_stands() {
-        for (index, outcome) in CommandOutcome::ALL.into_iter().enumerate() {
-            assert_eq!(index, outcome as usize);
         }
     }
 }

@@ -25,6 +25,8 @@ mod reads_tests;
 mod request;
 mod routes;
 #[cfg(test)]
+mod serve_tests;
+#[cfg(test)]
 mod tests_support;
 
 pub use limits::raise_open_files;
