@@ -16,7 +16,7 @@ mod connection;
 mod connection_tests;
 mod limits;
 mod operations;
-pub mod problem;
+mod problem;
 #[cfg(test)]
 mod problem_tests;
 mod reads;
