@@ -4,5 +4,6 @@
 
 mod e2e;
 mod handler;
+mod http;
 mod store;
 mod support;

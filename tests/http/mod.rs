@@ -1,6 +1,8 @@
 //! Rules of HTTP that a real server keeps, tried on raw sockets: each function takes the base URL of a running server
 //! with the example account and, unless it says otherwise, the limits that are the defaults.
 
+mod served;
+
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
