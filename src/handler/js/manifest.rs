@@ -177,7 +177,7 @@ impl<'js> Reader<'_, 'js> {
                 self.ctx.catch();
                 Err((String::new(), error.to_string()))
             }
-            Err(WriteError::Overrun) => Err((String::new(), "takes too long to read".to_owned())),
+            Err(WriteError::TooLarge | WriteError::Overrun) => Err((String::new(), format!("it takes more than {SCHEMA_MAX} bytes"))),
         };
         match compiled {
             Ok(schema) => Some(schema),
