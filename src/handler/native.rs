@@ -253,8 +253,8 @@ impl Entity {
     }
 
     fn schema(&mut self, what: &str, schema: &serde_json::Value) -> Option<Schema> {
-        let compiled = Json::from_serialize(schema)
-            .and_then(|schema| Schema::compile(&schema).map_err(|error| format!("{} at {:?}", error.message, error.pointer)));
+        let compiled =
+            Json::from_serialize(schema).and_then(|schema| Schema::compile(&schema).map_err(|error| format!("{} at {:?}", error.message, error.pointer)));
         compiled.map_err(|error| self.errors.push(format!("the JSON Schema of {what} is wrong: {error}"))).ok()
     }
 

@@ -36,8 +36,7 @@ impl Schema {
 
     /// Checks a document; on error, the first of its faults, each with a JSON pointer.
     pub fn check(&self, document: &Json) -> Result<(), Vec<SchemaError>> {
-        let value: serde_json::Value =
-            document.parse().map_err(|error| vec![SchemaError { pointer: String::new(), message: error.to_string() }])?;
+        let value: serde_json::Value = document.parse().map_err(|error| vec![SchemaError { pointer: String::new(), message: error.to_string() }])?;
         if self.0.is_valid(&value) {
             return Ok(());
         }

@@ -31,7 +31,8 @@ const BODIES: &[(&str, &[HandlerFaultKind])] = &[
 
 #[tokio::test]
 async fn every_handler_ends_within_its_limits() {
-    let commands: Vec<String> = BODIES.iter().enumerate().map(|(number, (body, _))| format!("run{number}: {{ handle(state) {{ state.n = -1; {body} }} }}")).collect();
+    let commands: Vec<String> =
+        BODIES.iter().enumerate().map(|(number, (body, _))| format!("run{number}: {{ handle(state) {{ state.n = -1; {body} }} }}")).collect();
     let source = format!("export const commands = {{ add: {{ handle(state) {{ return ++state.n; }} }}, {} }};", commands.join(",\n"));
     let module = Module::new(&source).await;
     for (number, (body, kinds)) in BODIES.iter().enumerate() {

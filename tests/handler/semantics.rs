@@ -16,7 +16,15 @@ async fn a_command_gets_state_request_and_context() {
         };"#,
     )
     .await;
-    let commands = [("charge", "{}"), ("open", r#"{"amount":10}"#), ("charge", r#"{"amount":3}"#), ("charge", r#"{"amount":8}"#), ("set", "[1]"), ("open", "1"), ("nothing", "1")];
+    let commands = [
+        ("charge", "{}"),
+        ("open", r#"{"amount":10}"#),
+        ("charge", r#"{"amount":3}"#),
+        ("charge", r#"{"amount":8}"#),
+        ("set", "[1]"),
+        ("open", "1"),
+        ("nothing", "1"),
+    ];
     let outcomes = module.run(&commands).await;
     assert_eq!(
         outcomes.iter().map(show).collect::<Vec<_>>(),
@@ -88,7 +96,10 @@ const BODIES: &[(&str, &str)] = &[
     ("return [Date.now(), +new Date(), context.now].every((now) => now === 1700000000123)", r#"true {"a":1}"#),
     ("return new Date()", r#""2023-11-14T22:13:20.123Z" {"a":1}"#),
     ("return Date()", r#""Tue Nov 14 2023 22:13:20 GMT+0000" {"a":1}"#),
-    ("return [new Date(0), Date.UTC(1970), Date.parse('1970-01-01'), new Date() instanceof Date, new (class extends Date {})(0)]", r#"["1970-01-01T00:00:00.000Z",0,0,true,"1970-01-01T00:00:00.000Z"] {"a":1}"#),
+    (
+        "return [new Date(0), Date.UTC(1970), Date.parse('1970-01-01'), new Date() instanceof Date, new (class extends Date {})(0)]",
+        r#"["1970-01-01T00:00:00.000Z",0,0,true,"1970-01-01T00:00:00.000Z"] {"a":1}"#,
+    ),
     ("return [new Date(2020, 0).getTime(), new Date().constructor === Date, Date.length, Date.name]", r#"[1577836800000,true,7,"Date"] {"a":1}"#),
     // Values on their way out.
     ("state.n = NaN", "state /n: NaN is no JSON"),
@@ -119,7 +130,10 @@ const BODIES: &[(&str, &str)] = &[
     ("return new Array(1e9)", "response : the document takes more than"),
     ("return 'a\\u0000\\n\\u001f\"\\\\'", r#""a\u0000\n\u001f\"\\" {"a":1}"#),
     // Numbers.
-    ("return [1e20, -0, 0.1 + 0.2, 2 ** 53, 2 ** 53 - 1, 5e-324, 1e308, 100, 1e2]", r#"[1e20,0,0.30000000000000004,9007199254740992.0,9007199254740991,5e-324,1e308,100,100] {"a":1}"#),
+    (
+        "return [1e20, -0, 0.1 + 0.2, 2 ** 53, 2 ** 53 - 1, 5e-324, 1e308, 100, 1e2]",
+        r#"[1e20,0,0.30000000000000004,9007199254740992.0,9007199254740991,5e-324,1e308,100,100] {"a":1}"#,
+    ),
     ("return [2n ** 64n - 1n, -(2n ** 63n), 5n]", r#"[18446744073709551615,-9223372036854775808,5] {"a":1}"#),
     ("return [2n ** 64n]", "response /0: an integer beyond 64 bits is no JSON here"),
     ("state.b = -(2n ** 63n) - 1n", "state /b: an integer beyond 64 bits is no JSON here"),
@@ -209,7 +223,7 @@ async fn what_failed_leaves_no_trace() {
         ]
     );
     let outcomes = module.run_on(Some(r#"{"list":[]}"#), &[("hold", "0"), ("replace", "0")]).await;
-    assert_eq!(without_column(&show(&outcomes[1])), "Exception thing.js:15: TypeError: replaceState: the command is over");
+    assert_eq!(without_column(&show(&outcomes[1])), "Exception thing.js:14: TypeError: replaceState: the command is over");
 }
 
 #[tokio::test]

@@ -17,7 +17,6 @@ use rquickjs::{Array, Ctx, Error, Function, Object, Type, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
-
 /// The most CPU time that loading one module may take.
 pub const LOAD_TIME_LIMIT: Duration = Duration::from_secs(2);
 
@@ -103,8 +102,16 @@ pub fn too_slow(entity_type: &str) -> Problem {
 fn run_tasks(module: &Module, shared: &Shared, flush: Flush, work: &mut Work) -> Result<Stop, String> {
     module.context().with(|ctx| {
         let globals = module.realm(&ctx).map_err(|error| error.to_string())?;
-        let mut session =
-            Session { module, ctx: &ctx, invoke: globals.invoke, unbox: globals.unbox, plain: globals.plain, shared, bytes_max: work.row_bytes_max, stop: Stop::Finished };
+        let mut session = Session {
+            module,
+            ctx: &ctx,
+            invoke: globals.invoke,
+            unbox: globals.unbox,
+            plain: globals.plain,
+            shared,
+            bytes_max: work.row_bytes_max,
+            stop: Stop::Finished,
+        };
         while session.stop == Stop::Finished {
             let Some(outcome) = work.run_next(&mut session) else { break };
             let mut output = shared.output();
@@ -212,21 +219,13 @@ impl<'js> Session<'_, 'js> {
     fn write(&mut self, value: Value<'js>, document: Document) -> Result<Json, Failure> {
         let mut text = String::new();
         let is_overrun = || self.shared.is_overrun();
-        let mut writer = Writer {
-            unbox: &self.unbox,
-            plain: &self.plain,
-            out: &mut text,
-            bytes_max: self.bytes_max,
-            is_overrun: &is_overrun,
-        };
+        let mut writer = Writer { unbox: &self.unbox, plain: &self.plain, out: &mut text, bytes_max: self.bytes_max, is_overrun: &is_overrun };
         let error = match writer.document(value) {
             Ok(()) => return Ok(Json::trusted(text)),
             Err(WriteError::Overrun) => return Err(self.overrun()),
             Err(WriteError::Engine(error)) => return Err(self.engine_failure(error)),
             Err(WriteError::Invalid(error)) => error,
-            Err(WriteError::TooLarge) => {
-                SchemaError { pointer: String::new(), message: format!("the document takes more than {} bytes", self.bytes_max) }
-            }
+            Err(WriteError::TooLarge) => SchemaError { pointer: String::new(), message: format!("the document takes more than {} bytes", self.bytes_max) },
         };
         Err(match document {
             Document::State => Failure::StateInvalid(vec![error]),

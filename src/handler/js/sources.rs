@@ -141,9 +141,10 @@ pub fn locate(source: &str, words: &[&str]) -> Option<(u32, u32)> {
     for word in words {
         let is_part = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$'));
         let bytes = source.as_bytes();
-        let at = source[from..].match_indices(word).map(|(at, _)| from + at).find(|at| {
-            !word.is_empty() && !is_part(at.checked_sub(1).and_then(|before| bytes.get(before))) && !is_part(bytes.get(at + word.len()))
-        });
+        let at = source[from..]
+            .match_indices(word)
+            .map(|(at, _)| from + at)
+            .find(|at| !word.is_empty() && !is_part(at.checked_sub(1).and_then(|before| bytes.get(before))) && !is_part(bytes.get(at + word.len())));
         let Some(at) = at else { break };
         found = Some(at);
         from = at + word.len();

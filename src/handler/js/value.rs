@@ -180,7 +180,13 @@ impl<'js> Writer<'_, 'js> {
             Type::Float => {
                 let number = value.as_float().unwrap_or(f64::NAN);
                 if !write_f64(self.out, number) {
-                    let name = if number.is_nan() { "NaN" } else if number > 0.0 { "Infinity" } else { "-Infinity" };
+                    let name = if number.is_nan() {
+                        "NaN"
+                    } else if number > 0.0 {
+                        "Infinity"
+                    } else {
+                        "-Infinity"
+                    };
                     return invalid(format!("{name} is no JSON"));
                 }
             }
@@ -322,3 +328,6 @@ impl fmt::Display for Key<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -125,10 +125,10 @@ async fn functions_handle_commands() {
 #[tokio::test]
 async fn what_a_type_does_not_know_is_kept() {
     let state = r#"{"balance":7,"charges":[1],"new":{"by":"a newer release"}}"#;
-    assert_eq!(run(account(), Some(state), &[("closure", "2"), ("put", "1")]).await, [
-        r#"null {"balance":14,"charges":[1],"new":{"by":"a newer release"}}"#,
-        r#"null {"balance":1,"charges":[1],"new":{"by":"a newer release"}}"#,
-    ]);
+    assert_eq!(
+        run(account(), Some(state), &[("closure", "2"), ("put", "1")]).await,
+        [r#"null {"balance":14,"charges":[1],"new":{"by":"a newer release"}}"#, r#"null {"balance":1,"charges":[1],"new":{"by":"a newer release"}}"#,]
+    );
     assert_eq!(run(account(), Some(r#"{"balance":"x"}"#), &[("closure", "2")]).await, ["state /balance"]);
 }
 
@@ -146,12 +146,10 @@ async fn the_context_is_that_of_the_command() {
 #[tokio::test]
 async fn schemas_are_kept() {
     let entity = account().state_schema(&json!({ "properties": { "balance": { "maximum": 100 } } })).request_schema("open", &json!({ "minimum": 5 }));
-    assert_eq!(run(entity, None, &[("open", "4"), ("open", "101"), ("open", "100"), ("closure", "2")]).await, [
-        "request ",
-        "state /balance",
-        r#"null {"balance":100}"#,
-        "state /balance",
-    ]);
+    assert_eq!(
+        run(entity, None, &[("open", "4"), ("open", "101"), ("open", "100"), ("closure", "2")]).await,
+        ["request ", "state /balance", r#"null {"balance":100}"#, "state /balance",]
+    );
 }
 
 #[test]
