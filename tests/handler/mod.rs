@@ -113,7 +113,7 @@ pub fn work(state: Option<&str>, commands: &[(&str, &str)]) -> Work {
         precondition: None,
         now: 1_700_000_000_123,
     });
-    Work { entities, tasks: tasks.collect(), done: 0, bytes_left: 64 << 20, row_bytes_max: 16 << 20 }
+    Work { entities, tasks: tasks.collect(), done: 0, bytes_left: 64 << 20, row_bytes_max: 1 << 20 }
 }
 
 /// An outcome in one line.

@@ -220,19 +220,21 @@ impl<'js> Session<'_, 'js> {
         let mut text = String::new();
         let is_overrun = || self.shared.is_overrun();
         let mut writer = Writer { unbox: &self.unbox, plain: &self.plain, out: &mut text, bytes_max: self.bytes_max, is_overrun: &is_overrun };
-        match writer.document(value) {
-            Ok(()) => Ok(Json::trusted(text)),
-            Err(WriteError::Overrun) => Err(self.overrun()),
-            Err(WriteError::Engine(error)) => Err(self.engine_failure(error)),
-            Err(WriteError::Invalid(error)) => Err(match document {
-                Document::State => Failure::StateInvalid(vec![error]),
-                Document::Response => Failure::ResponseInvalid(vec![error]),
-                Document::Details => {
-                    let SchemaError { pointer, message } = error;
-                    Failure::ResponseInvalid(vec![SchemaError { pointer: format!("/details{pointer}"), message }])
-                }
-            }),
-        }
+        let error = match writer.document(value) {
+            Ok(()) => return Ok(Json::trusted(text)),
+            Err(WriteError::Overrun) => return Err(self.overrun()),
+            Err(WriteError::Engine(error)) => return Err(self.engine_failure(error)),
+            Err(WriteError::Invalid(error)) => error,
+            Err(WriteError::TooLarge) => SchemaError { pointer: String::new(), message: format!("the document takes more than {} bytes", self.bytes_max) },
+        };
+        Err(match document {
+            Document::State => Failure::StateInvalid(vec![error]),
+            Document::Response => Failure::ResponseInvalid(vec![error]),
+            Document::Details => {
+                let SchemaError { pointer, message } = error;
+                Failure::ResponseInvalid(vec![SchemaError { pointer: format!("/details{pointer}"), message }])
+            }
+        })
     }
 
     fn overrun(&self) -> Failure {

@@ -31,11 +31,11 @@ pub fn read<'js>(namespace: &Object<'js>, file: &str, files: &BTreeMap<String, S
         reader.problem(&[], "the module exports nothing; a module exports `commands`, and helpers belong in a folder below");
     }
     let has_commands = members.iter().any(|(name, _)| name == "commands");
-    for (name, value) in members.iter().cloned() {
+    for (name, value) in &members {
         match name.as_str() {
-            "commands" => exports.commands = reader.commands(&value),
-            "state" => exports.state_schema = reader.schema(&value, &["state"]),
-            "id" => exports.entity_id_max = reader.entity_id_max(&value).unwrap_or(ENTITY_ID_DEFAULT_MAX),
+            "commands" => exports.commands = reader.commands(value),
+            "state" => exports.state_schema = reader.schema(value, &["state"]),
+            "id" => exports.entity_id_max = reader.entity_id_max(value).unwrap_or(ENTITY_ID_DEFAULT_MAX),
             other => reader.unknown(&[other], "export", &["commands", "state", "id"]),
         }
     }
@@ -177,7 +177,7 @@ impl<'js> Reader<'_, 'js> {
                 self.ctx.catch();
                 Err((String::new(), error.to_string()))
             }
-            Err(WriteError::Overrun) => Err((String::new(), "takes too long to read".to_owned())),
+            Err(WriteError::TooLarge | WriteError::Overrun) => Err((String::new(), format!("it takes more than {SCHEMA_MAX} bytes"))),
         };
         match compiled {
             Ok(schema) => Some(schema),

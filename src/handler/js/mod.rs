@@ -101,8 +101,11 @@ pub async fn load_sources(sources: &Sources, label: &str, options: &Options) -> 
         memory_limit: options.memory_limit,
         random: options.random,
     });
+    // The processes start elsewhere; a program found by name alone stays one.
+    let is_path = options.program.components().nth(1).is_some();
+    let program = if is_path { std::path::absolute(&options.program) } else { Ok(options.program.clone()) };
     let start = Start {
-        program: options.program.clone(),
+        program: program.map_err(|error| LoadError::Process(error.to_string()))?,
         label: label.to_owned(),
         load: protocol::frame(&message).map_err(|error| LoadError::Process(error.to_string()))?,
         modules: sources.modules.len(),
@@ -129,8 +132,12 @@ pub async fn load_sources(sources: &Sources, label: &str, options: &Options) -> 
         return Err(LoadError::Sources(problems));
     }
     let pool = Pool::new(start, options.processes.get(), worker);
-    let modules = sources.modules.iter().zip(manifests).enumerate();
-    Ok(modules.map(|(place, (entity_type, manifest))| JsHandlers::new(entity_type, place, manifest, sources, &pool)).collect())
+    let modules = sources.modules.iter().zip(manifests).enumerate().map(|(place, (entity_type, manifest))| {
+        let version = HandlerVersion(sources.version(entity_type, &manifest.imports).into());
+        let handlers = JsHandlers { entity_type: entity_type.clone(), version, manifest, place, pool: pool.clone() };
+        (entity_type.clone(), Arc::new(handlers) as Arc<dyn Handlers>)
+    });
+    Ok(modules.collect())
 }
 
 /// The handlers of one entity type.
@@ -140,13 +147,6 @@ struct JsHandlers {
     manifest: Manifest,
     place: usize,
     pool: Arc<Pool>,
-}
-
-impl JsHandlers {
-    fn new(entity_type: &EntityType, place: usize, manifest: Manifest, sources: &Sources, pool: &Arc<Pool>) -> (EntityType, Arc<dyn Handlers>) {
-        let version = HandlerVersion(sources.version(entity_type, &manifest.imports).into());
-        (entity_type.clone(), Arc::new(JsHandlers { entity_type: entity_type.clone(), version, manifest, place, pool: pool.clone() }))
-    }
 }
 
 #[async_trait]

@@ -61,6 +61,8 @@ impl Worker {
     pub async fn start(start: &Start) -> Result<(Worker, Vec<Report>, End), String> {
         let mut command = Command::new(&start.program);
         command.arg(SUBCOMMAND).arg(&start.label).env_clear().env("TZ", "UTC").current_dir("/").kill_on_drop(true);
+        // A Ctrl-C at the terminal is for the server, which still has batches to finish.
+        command.process_group(0);
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

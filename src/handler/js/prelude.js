@@ -136,11 +136,16 @@
 
   // Freezes a value and all that can be reached from it.
   const hardened = new WeakSet();
+  let areEngines = true;
+  const isObject = (value) => (typeof value === "object" && value !== null) || typeof value === "function";
   const harden = (root) => {
+    if (!isObject(root)) {
+      return;
+    }
     const queue = [root];
-    while (queue.length > 0) {
-      const value = queue.pop();
-      if ((typeof value !== "object" && typeof value !== "function") || value === null || hardened.has(value)) {
+    for (let at = 0; at < queue.length; at += 1) {
+      const value = queue[at];
+      if (hardened.has(value)) {
         continue;
       }
       hardened.add(value);
@@ -148,10 +153,24 @@
       if (!ArrayBuffer.isView(value)) {
         freeze(value);
       }
-      queue.push(getPrototypeOf(value));
-      for (const key of ownKeys(value)) {
-        const property = getOwnPropertyDescriptor(value, key);
-        queue.push(property.value, property.get, property.set);
+      const prototype = getPrototypeOf(value);
+      if (prototype !== null && !hardened.has(prototype)) {
+        queue.push(prototype);
+      }
+      const keys = ownKeys(value);
+      const isFunction = typeof value === "function";
+      for (let index = 0; index < keys.length; index += 1) {
+        const key = keys[index];
+        // Nearly all of the engine's own objects are functions with nothing but these two, a number and a string.
+        if (isFunction && areEngines && (key === "length" || key === "name")) {
+          continue;
+        }
+        const { value: member, get, set } = getOwnPropertyDescriptor(value, key);
+        for (const part of [member, get, set]) {
+          if (isObject(part)) {
+            queue.push(part);
+          }
+        }
       }
     }
   };
@@ -161,6 +180,7 @@
   ];
   harden(globalThis);
   hidden.forEach(harden);
+  areEngines = false;
 
   // Runs one command: [true, response, state], or [false, code, message, details]; whatever else is thrown is a failure.
   const invoke = (handle, command, state, request, entityId, version, commandId, commandTime) => {

@@ -116,6 +116,8 @@ pub enum WriteError {
     Invalid(SchemaError),
     /// Script that ran on the way threw, or the engine broke; see the context.
     Engine(Error),
+    /// Its text is longer than allowed.
+    TooLarge,
     /// The command has used up its time.
     Overrun,
 }
@@ -169,7 +171,7 @@ impl<'js> Writer<'_, 'js> {
             return Err(WriteError::Overrun);
         }
         if self.out.len() > self.bytes_max {
-            return invalid(format!("the document takes more than {} bytes", self.bytes_max));
+            return Err(WriteError::TooLarge);
         }
         match value.type_of() {
             Type::Null => self.out.push_str("null"),
@@ -178,12 +180,21 @@ impl<'js> Writer<'_, 'js> {
             Type::Float => {
                 let number = value.as_float().unwrap_or(f64::NAN);
                 if !write_f64(self.out, number) {
-                    return invalid(format!("{number} is no JSON"));
+                    let name = if number.is_nan() {
+                        "NaN"
+                    } else if number > 0.0 {
+                        "Infinity"
+                    } else {
+                        "-Infinity"
+                    };
+                    return invalid(format!("{name} is no JSON"));
                 }
             }
             Type::String => write_string(self.out, &text(&value)?),
             Type::BigInt => self.big_int(value)?,
-            Type::Array | Type::Object | Type::Exception | Type::Proxy => return self.nested(value, key, depth),
+            Type::Array | Type::Object | Type::Exception => return self.nested(value, key, depth),
+            // The engine does not tell whether it stands for an array.
+            Type::Proxy => return invalid("a Proxy is no JSON; copy it into a plain object or an array"),
             Type::Promise => return invalid("a promise is no JSON; handlers run to their end without waiting"),
             Type::Undefined | Type::Uninitialized | Type::Symbol | Type::Function | Type::Constructor => return Ok(false),
             Type::Module | Type::Unknown => return invalid("an internal value is no JSON"),
@@ -210,7 +221,7 @@ impl<'js> Writer<'_, 'js> {
             let shown: Value<'js> = to_json.call((rquickjs::function::This(object.clone()), key.to_string()))?;
             // What `toJSON` gives is shown as it is: its own `toJSON` is not asked.
             return match shown.type_of() {
-                Type::Array | Type::Object | Type::Exception | Type::Proxy => self.container(shown, depth),
+                Type::Array | Type::Object | Type::Exception => self.container(shown, depth),
                 _ => self.value(shown, key, depth),
             };
         }
@@ -223,8 +234,7 @@ impl<'js> Writer<'_, 'js> {
             self.array(object, depth)?;
             return Ok(true);
         }
-        // Asking a proxy for its prototype runs script, and a proxy has nothing inside that JSON would show.
-        if !value.is_proxy() && object.get_prototype().is_some_and(|prototype| prototype != *self.plain) {
+        if object.get_prototype().is_some_and(|prototype| prototype != *self.plain) {
             let shown: Value<'js> = self.unbox.call((object.clone(),))?;
             if shown.is_undefined() {
                 return invalid("a Map or Set holds nothing that JSON shows; use a plain object or an array");
@@ -318,3 +328,6 @@ impl fmt::Display for Key<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
