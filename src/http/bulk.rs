@@ -1,8 +1,8 @@
 //! Many commands in one request: lines in, lines out, in order, in constant memory.
 //!
 //! One half reads lines and submits them one after another, so that the commands of one entity keep their order; the
-//! other half writes the answers in the order of the lines. Between them stand at most [`WINDOW`] commands: when it is
-//! full, reading stops, and TCP tells the client. Answers that are ready together leave in one chunk; when the next one
+//! other half writes the answers in the order of the lines. Between them stand at most [`WINDOW`] commands of together
+//! [`WINDOW_BYTES`]: when it is full, reading stops, and TCP tells the client. Answers that are ready together leave in one chunk; when the next one
 //! is not ready, those before it are sent at once, so that a client may wait for an answer before it sends more.
 //!
 //! A bad line fails alone. When the client goes away the body of the answer is dropped, and both halves with it;
@@ -26,11 +26,13 @@ use serde_json::value::RawValue;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// The most commands of one request that wait for their answers.
 const WINDOW: usize = 4096;
+/// The most bytes of lines that wait for their answers; one line may be longer.
+const WINDOW_BYTES: usize = 16 * 1024 * 1024;
 /// Answers are sent when they are this many bytes, even where more are ready.
 const CHUNK_BYTES: usize = 32 * 1024;
 /// The most chunks that wait for the client to read them.
@@ -41,7 +43,8 @@ pub fn run(shared: Arc<Shared>, body: impl RequestBody, request_id: RequestId) -
     let (chunks, sent) = mpsc::channel(CHUNKS);
     let task = tokio::spawn(async move {
         let (slots, waiting) = mpsc::channel(WINDOW);
-        let reader = Reader { shared: &shared, request_id: &request_id, slots };
+        let bytes_left = Arc::new(Semaphore::new(WINDOW_BYTES));
+        let reader = Reader { shared: &shared, request_id: &request_id, slots, bytes_left };
         let writer = Writer { shared: &shared, request_id: &request_id, chunks, buffer: String::new() };
         tokio::join!(reader.run(body), writer.run(waiting));
     });
@@ -63,6 +66,8 @@ struct Waiting {
     entity_type: EntityType,
     entity_id: EntityId,
     command_id: CommandId,
+    /// The line's share of [`WINDOW_BYTES`].
+    _bytes: OwnedSemaphorePermit,
 }
 
 /// The other half is gone: the client reads no more, or takes too long.
@@ -72,6 +77,7 @@ struct Reader<'a> {
     shared: &'a Shared,
     request_id: &'a RequestId,
     slots: mpsc::Sender<Slot>,
+    bytes_left: Arc<Semaphore>,
 }
 
 impl Reader<'_> {
@@ -107,13 +113,18 @@ impl Reader<'_> {
 
     async fn take(&self, line: Result<Bytes, Problem>) -> Result<(), Gone> {
         let slot = match line {
-            Ok(line) => self.submit(&line).await,
+            Ok(line) => {
+                let share = u32::try_from(line.len().min(WINDOW_BYTES)).map_err(|_| Gone)?;
+                // It is never closed; what waits here goes on when the other half has answered, or is dropped with it.
+                let bytes = self.bytes_left.clone().acquire_many_owned(share).await.map_err(|_| Gone)?;
+                self.submit(&line, bytes).await
+            }
             Err(problem) => Slot::Failed(problem),
         };
         self.slots.send(slot).await.map_err(|_| Gone)
     }
 
-    async fn submit(&self, line: &[u8]) -> Slot {
+    async fn submit(&self, line: &[u8], bytes: OwnedSemaphorePermit) -> Slot {
         if self.shared.stop.is_cancelled() {
             return Slot::Failed(Problem::shutting_down());
         }
@@ -130,7 +141,7 @@ impl Reader<'_> {
         command.request = request;
         let (entity_id, command_id) = (command.entity_id.clone(), command.command_id.clone());
         match self.shared.partitions.submit(&entity_type, command, WhenFull::Wait).await {
-            Ok(pending) => Slot::Waiting(Box::new(Waiting { pending, entity_type, entity_id, command_id })),
+            Ok(pending) => Slot::Waiting(Box::new(Waiting { pending, entity_type, entity_id, command_id, _bytes: bytes })),
             Err(error) => Slot::Failed(commands::failed(error, &entity_type, &entity_id, &command_id)),
         }
     }
@@ -173,7 +184,7 @@ impl Writer<'_> {
     }
 
     async fn answer(&mut self, waiting: Waiting) -> Result<(), Gone> {
-        let Waiting { pending, entity_type, entity_id, command_id } = waiting;
+        let Waiting { pending, entity_type, entity_id, command_id, _bytes } = waiting;
         let mut answer = pin!(pending.answer());
         let answered = match poll_immediate(answer.as_mut()).await {
             Some(answered) => answered,

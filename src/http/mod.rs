@@ -16,7 +16,7 @@ mod connection;
 mod connection_tests;
 mod limits;
 mod operations;
-pub mod problem;
+mod problem;
 #[cfg(test)]
 mod problem_tests;
 mod reads;
@@ -24,6 +24,8 @@ mod reads;
 mod reads_tests;
 mod request;
 mod routes;
+#[cfg(test)]
+mod serve_tests;
 #[cfg(test)]
 mod tests_support;
 

@@ -157,6 +157,7 @@ impl Problem {
     }
 
     /// Which problem.
+    #[cfg(test)]
     pub fn code(&self) -> Code {
         self.0.code
     }

@@ -1,7 +1,7 @@
 //! Reads: entities, their history, listings, and what a command was answered.
 //!
-//! Everything read from the store is made durable by its barrier before it is answered, so that no answer tells what a
-//! crash of the database could take back. Pages hold at most [`PAGE_BYTES`] of events (and one more), whatever `limit` says.
+//! Everything read from the store is made durable by its barrier before it is answered (unless this node knows that it is),
+//! so that no answer tells what a crash of the database could take back. Pages hold at most [`PAGE_BYTES`] of events (and one more), whatever `limit` says.
 
 use super::answers::etag;
 use super::body::{self, Body};
@@ -60,8 +60,14 @@ fn entity_not_found(EntityKey { entity_type, entity_id }: &EntityKey) -> Problem
     Problem::new(Code::EntityNotFound, "there is no entity of that type and id").with_entity(entity_type, entity_id)
 }
 
-/// `GET /v1/entities/{type}/{id}`.
-pub async fn entity(store: &dyn Store, entity: &EntityKey, query: Option<&str>, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
+/// `GET /v1/entities/{type}/{id}`. `is_durable` tells which versions need no barrier.
+pub async fn entity(
+    store: &dyn Store,
+    entity: &EntityKey,
+    query: Option<&str>,
+    headers: &HeaderMap,
+    is_durable: impl Fn(Version) -> bool,
+) -> Result<Response<Body>, Problem> {
     let when = when(query)?;
     let found = match when {
         When::Now => newest(store, entity).await?,
@@ -71,8 +77,10 @@ pub async fn entity(store: &dyn Store, entity: &EntityKey, query: Option<&str>, 
     let Some((stored, state)) = found.and_then(|stored| stored.event.state.clone().map(|state| (stored, state))) else {
         return Err(missing(store, entity, when).await?);
     };
-    store.barrier().await.map_err(Problem::store)?;
     let version = stored.event.version;
+    if !is_durable(version) {
+        store.barrier().await.map_err(Problem::store)?;
+    }
     let mut response = if request::has_already(headers, version) {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = NOT_MODIFIED;

@@ -140,7 +140,7 @@ async fn read(shared: &Shared, route: &Route<'_>, parts: &Parts, request_id: &Re
         Route::Entities(entity_type) => reads::list(store(), &*handlers()?, entity_type, query).await,
         Route::Entity(entity_type, entity_id) => {
             let entity = reads::entity_of(&*handlers()?, entity_type, entity_id)?;
-            reads::entity(store(), &entity, query, &parts.headers).await
+            reads::entity(store(), &entity, query, &parts.headers, |version| shared.partitions.is_durable(&entity, version)).await
         }
         Route::Command(entity_type, entity_id, name) if name == "events" => {
             let entity = reads::entity_of(&*handlers()?, entity_type, entity_id)?;

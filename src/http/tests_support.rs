@@ -1,20 +1,146 @@
-//! What several tests of this module need.
+//! What several tests of this module need: a store in memory, and handlers of one small entity type.
 
-use crate::core::{CommandName, Creates, EntityType, HandlerVersion, Outcome, Work};
+use crate::core::batch::{Call, Decision, Execute, HandlerFault, HandlerFaultKind, SchemaError};
+use crate::core::{
+    CommandId, CommandName, Creates, EntityId, EntityType, Event, Failure, HandlerVersion, Json, LogIdentity, Outcome, Partition, ShardCount, StoredEvent,
+    Version, Work,
+};
 use crate::handler::{HandlerSet, Handlers, HandlersUnavailable};
+use crate::store::{AppendError, Listed, Order, Store, StoreError};
 use async_trait::async_trait;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-/// Handlers of the type `account` that know no command.
-struct NoCommands {
+/// Events of one entity type, in the order of their ids; counts barriers.
+pub struct Memory {
+    identity: LogIdentity,
+    pub events: Mutex<Vec<StoredEvent>>,
+    pub barriers: AtomicUsize,
+    pub largest_page: AtomicUsize,
+}
+
+impl Memory {
+    pub fn holding(events: Vec<StoredEvent>) -> Memory {
+        Memory { identity: LogIdentity::new([7; 32]), events: Mutex::new(events), barriers: AtomicUsize::new(0), largest_page: AtomicUsize::new(0) }
+    }
+
+    fn of(&self, id: &EntityId) -> Vec<StoredEvent> {
+        self.events.lock().unwrap().iter().filter(|stored| stored.event.entity_id == *id).cloned().collect()
+    }
+}
+
+#[async_trait]
+impl Store for Memory {
+    fn identity(&self) -> &LogIdentity {
+        &self.identity
+    }
+
+    fn shards(&self) -> ShardCount {
+        ShardCount::new(1).unwrap()
+    }
+
+    fn append_bytes_max(&self) -> usize {
+        1 << 20
+    }
+
+    async fn create_type(&self, _: &EntityType) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn head(&self, _: &Partition) -> Result<u64, StoreError> {
+        Ok(self.events.lock().unwrap().len() as u64)
+    }
+
+    async fn append(&self, _: &Partition, appended: &[Event]) -> Result<(), AppendError> {
+        let mut events = self.events.lock().unwrap();
+        let is_taken = |new: &Event| events.iter().any(|stored| stored.event.event_id == new.event_id);
+        if appended.iter().any(is_taken) {
+            return Err(AppendError::PositionTaken);
+        }
+        events.extend(appended.iter().map(|event| StoredEvent { event: event.clone(), committed_at: 1_700_000_000_000_000 }));
+        Ok(())
+    }
+
+    async fn newest(&self, _: &EntityType, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, StoreError> {
+        Ok(ids.iter().map(|id| self.of(id).pop()).collect())
+    }
+
+    async fn find(&self, _: &EntityType, commands: &[(EntityId, CommandId)]) -> Result<Vec<Option<StoredEvent>>, StoreError> {
+        Ok(commands.iter().map(|(id, command_id)| self.of(id).into_iter().find(|stored| stored.event.command_id == *command_id)).collect())
+    }
+
+    async fn at_version(&self, _: &EntityType, id: &EntityId, version: Version) -> Result<Option<StoredEvent>, StoreError> {
+        Ok(self.of(id).into_iter().find(|stored| stored.event.version == version))
+    }
+
+    async fn at_time(&self, _: &EntityType, id: &EntityId, time: i64) -> Result<Option<StoredEvent>, StoreError> {
+        Ok(self.of(id).into_iter().rfind(|stored| stored.committed_at <= time))
+    }
+
+    async fn history(&self, _: &EntityType, id: &EntityId, order: Order, bound: Version, limit: usize) -> Result<Vec<StoredEvent>, StoreError> {
+        self.largest_page.fetch_max(limit, Ordering::Relaxed);
+        let events = self.of(id);
+        Ok(match order {
+            Order::Ascending => events.into_iter().filter(|stored| stored.event.version > bound).take(limit).collect(),
+            Order::Descending => events.into_iter().rev().filter(|stored| bound == 0 || stored.event.version < bound).take(limit).collect(),
+        })
+    }
+
+    async fn list(&self, _: &EntityType, after: Option<&EntityId>, limit: usize) -> Result<Vec<Listed>, StoreError> {
+        let mut ids: Vec<EntityId> = self.events.lock().unwrap().iter().map(|stored| stored.event.entity_id.clone()).collect();
+        ids.sort();
+        ids.dedup();
+        let newest = ids.into_iter().filter(|id| after.is_none_or(|after| id > after)).filter_map(|id| self.of(&id).pop());
+        let existing = newest.filter(|stored| stored.event.state.is_some());
+        Ok(existing.map(|stored| Listed { entity_id: stored.event.entity_id, version: stored.event.version }).take(limit).collect())
+    }
+
+    async fn barrier(&self) -> Result<(), StoreError> {
+        self.barriers.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn ready(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn engine(&self) -> String {
+        "memory".into()
+    }
+}
+
+/// `account`: `open N` creates, `add N` adds and refuses to fall below zero, `break` fails.
+struct Account {
     entity_type: EntityType,
     version: HandlerVersion,
     commands: BTreeMap<CommandName, Creates>,
 }
 
+struct Run<'a>(&'a Account);
+
+impl Execute for Run<'_> {
+    fn creates(&self, command: &CommandName) -> Option<Creates> {
+        self.0.commands.get(command).copied()
+    }
+
+    fn execute(&mut self, call: Call<'_>) -> Result<Decision, Failure> {
+        if call.command.as_str() == "break" {
+            return Err(Failure::HandlerFailed(HandlerFault { kind: HandlerFaultKind::Exception, message: "SECRET".into() }));
+        }
+        let Ok(amount) = call.request.parse::<i64>() else {
+            return Err(Failure::InvalidRequest(vec![SchemaError { pointer: String::new(), message: "it is not an integer".into() }]));
+        };
+        let sum = call.state.parse::<i64>().unwrap_or(0) + amount;
+        if sum < 0 {
+            return Ok(Decision::Reject { rejection: Json::trusted(r#"{"code":"too_low","message":"the sum is too low"}"#) });
+        }
+        Ok(Decision::Accept { response: Json::trusted(format!("{{\"sum\":{sum}}}")), state: Json::trusted(sum.to_string()) })
+    }
+}
+
 #[async_trait]
-impl Handlers for NoCommands {
+impl Handlers for Account {
     fn entity_type(&self) -> &EntityType {
         &self.entity_type
     }
@@ -31,13 +157,15 @@ impl Handlers for NoCommands {
         20
     }
 
-    async fn run(&self, _: Work) -> Result<Vec<Outcome>, HandlersUnavailable> {
-        Err(HandlersUnavailable("none here".into()))
+    async fn run(&self, mut work: Work) -> Result<Vec<Outcome>, HandlersUnavailable> {
+        Ok(std::iter::from_fn(|| work.run_next(&mut Run(self))).collect())
     }
 }
 
 pub fn handlers() -> HandlerSet {
     let entity_type = EntityType::trusted("account");
-    let handlers = NoCommands { entity_type: entity_type.clone(), version: HandlerVersion("0".into()), commands: BTreeMap::new() };
+    let commands = [("open", Creates::Always), ("add", Creates::IfMissing), ("break", Creates::IfMissing), ("events", Creates::IfMissing)];
+    let commands = commands.into_iter().map(|(name, creates)| (CommandName::trusted(name), creates)).collect();
+    let handlers = Account { entity_type: entity_type.clone(), version: HandlerVersion("0".into()), commands };
     BTreeMap::from([(entity_type, Arc::new(handlers) as Arc<dyn Handlers>)])
 }

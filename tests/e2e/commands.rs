@@ -177,11 +177,11 @@ async fn neighbours(place: Place) {
            spin: { creates: 'if-missing', handle(state) { state.n = 1e9; for (;;) {} } },\n\
            dirty: { creates: 'if-missing', handle(state) { state.n = 'text'; } },\n\
            answer: { creates: 'if-missing', response: n, handle(state) { state.n = 1e9; return 'text'; } },\n\
-           huge: { creates: 'if-missing', handle(state) { state.n = 1e9; return 'x'.repeat(5e6); } },\n\
+           huge: { creates: 'if-missing', handle(state) { state.n = 1e9; return 'x'.repeat(1e5); } },\n\
          };",
     )
     .unwrap();
-    let server = place.setup().entities(folder.path()).start();
+    let server = place.setup().entities(folder.path()).set("limits.body_max", "16 KiB").set("limits.document_max", "64 KiB").start();
     let client = client();
     let bad = [
         ("refuse", "null"),
@@ -219,7 +219,7 @@ async fn neighbours(place: Place) {
     assert_eq!((&state["state"]["n"], &state["version"]), (&json!(92), &json!(93)), "92 additions and one refusal");
     // Failures are not remembered: the same id may succeed once the reason is gone.
     let log = server.log();
-    assert!(log.contains("tally.js:5"), "the log names file and line:\n{log}");
+    assert!(log.contains("tally.js:6"), "the log names file and line:\n{log}");
     let (_, crashed) = replies.iter().find(|(name, _)| *name == "crash").unwrap();
     assert!(!crashed.body.contains("missing") && !crashed.body.contains("tally.js"), "{}", crashed.body);
     assert!(log.contains(crashed.json()["request_id"].as_str().unwrap()), "the request id is in the log:\n{log}");

@@ -2,7 +2,8 @@
 
 use quokka::core::EntityType;
 use quokka::store::conformance::{event, options, partition, store};
-use quokka::store::{OpenError, StoreError, open};
+use quokka::store::{AppendError, OpenError, Options, StoreError, open};
+use std::time::Duration;
 
 /// A file in a folder that does not exist yet.
 struct File {
@@ -53,6 +54,36 @@ async fn a_strangers_table_is_refused() {
     file.raw().execute("CREATE TABLE person (shard, event_id, entity_id, version, command_id, PRIMARY KEY (shard, event_id))", []).unwrap();
     let outcome = store.create_type(&EntityType::new("person").unwrap()).await;
     assert!(matches!(outcome, Err(StoreError::Corrupt(_))), "{outcome:?}");
+}
+
+/// Another process may hold the file's only lock for writing; reads go on.
+#[tokio::test]
+async fn a_locked_file_means_not_done() {
+    let file = File::fresh().unwrap();
+    drop(store(file.url()).await);
+    let store = open(&Options { statement_timeout: Duration::from_secs(1), ..options(file.url()) }).await.unwrap();
+    let stranger = file.raw();
+    stranger.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let outcome = store.append(&partition(7), &[event(1, "a", 1, "k")]).await;
+    assert!(matches!(outcome, Err(AppendError::Interrupted(_))), "{outcome:?}");
+    assert!(matches!(store.ready().await, Err(StoreError::Unavailable(_))));
+    assert_eq!(store.head(&partition(7)).await.unwrap(), 0);
+    stranger.execute_batch("ROLLBACK").unwrap();
+    store.append(&partition(7), &[event(1, "a", 1, "k")]).await.unwrap();
+    store.ready().await.unwrap();
+}
+
+/// What does not fit a column, or a table that is gone, leaves nothing behind.
+#[tokio::test]
+async fn what_cannot_be_written_is_refused() {
+    let file = File::fresh().unwrap();
+    let store = store(file.url()).await;
+    let outcome = store.append(&partition(7), &[event(1, "b", 1, "k"), event(u64::MAX, "a", 1, "k")]).await;
+    assert!(matches!(outcome, Err(AppendError::Refused(_))), "{outcome:?}");
+    assert_eq!(store.head(&partition(7)).await.unwrap(), 0);
+    file.raw().execute("DROP TABLE account", []).unwrap();
+    let outcome = store.append(&partition(7), &[event(1, "a", 1, "k")]).await;
+    assert!(matches!(outcome, Err(AppendError::Unavailable(_))), "{outcome:?}");
 }
 
 #[tokio::test]

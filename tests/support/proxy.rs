@@ -120,9 +120,8 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, stop: CancellationTo
 
 /// Passes on one packet after another: three bytes of length, one of sequence, the content.
 async fn requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, cut_reply: &AtomicBool) {
-    let mut packet = Vec::new();
     loop {
-        packet.resize(4, 0);
+        let mut packet = vec![0; 4];
         if from.read_exact(&mut packet).await.is_err() {
             return;
         }

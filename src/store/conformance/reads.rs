@@ -71,7 +71,7 @@ pub async fn versions_and_times_are_exact(url: &str) {
     }
     let times: Vec<_> = store.history(&account(), &id("a"), Order::Ascending, 0, 9).await.unwrap().iter().map(|stored| stored.committed_at).collect();
     assert!(times.is_sorted());
-    for (time, _) in times.iter().flat_map(|time| [(time - 1, ()), (*time, ()), (time + 1, ())]) {
+    for time in times.iter().flat_map(|time| [time - 1, *time, time + 1]) {
         let expected = times.iter().filter(|committed_at| **committed_at <= time).count() as u64;
         let read = store.at_time(&account(), &id("a"), time).await.unwrap();
         assert_eq!(read.map_or(0, |stored| stored.event.version), expected, "at {time} of {times:?}");

@@ -105,7 +105,7 @@ impl Pool {
     /// Runs one statement in the text protocol and returns its rows, in one round trip.
     pub(super) async fn query(&self, statement: &[u8]) -> Result<Vec<Row>, Failure> {
         let mut borrowed = self.borrow().await.map_err(Failure::NotSent)?;
-        let Some(conn) = borrowed.conn.as_mut() else { return Err(Failure::NotSent(NotConnected::Other("no connection".into()))) };
+        let Some(conn) = &mut borrowed.conn else { unreachable!("a connection is taken out only at its end") };
         match timeout(self.0.statement_timeout, conn.query::<Row, _>(statement)).await {
             Ok(Ok(rows)) => {
                 borrowed.give_back();
@@ -119,7 +119,11 @@ impl Pool {
                 }
                 Err(Failure::Sent(error))
             }
-            Err(_) => Err(Failure::TimedOut),
+            Err(_) => {
+                // Where this one hears nothing, the others may be as deaf; each would cost its caller as long a wait.
+                self.drop_idle();
+                Err(Failure::TimedOut)
+            }
         }
     }
 
@@ -141,25 +145,21 @@ impl Pool {
         let permit = timeout(shared.statement_timeout, Arc::clone(&shared.permits).acquire_owned()).await;
         let Ok(Ok(permit)) = permit else { return Err(NotConnected::Other("all connections are busy".into())) };
         let generation = shared.generation.load(Ordering::Relaxed);
-        let mut borrowed = Borrowed { conn: None, permit: Some(permit), generation, shared };
-        borrowed.conn = match self.take_idle() {
-            Some(conn) => Some(conn),
-            None => Some(self.connect().await?),
+        let conn = match self.take_idle() {
+            Some(conn) => conn,
+            None => self.connect().await?,
         };
-        Ok(borrowed)
+        Ok(Borrowed { conn: Some(conn), permit: Some(permit), generation, shared })
     }
 
-    /// The connection that was used last, unless it idled too long; then the others did, too.
+    /// The connection that was used last; closes those that idled too long, which lie at the bottom.
     fn take_idle(&self) -> Option<Conn> {
         let mut stack = lock(&self.0.idle);
-        let newest = stack.pop()?;
-        if newest.since.elapsed() < IDLE_MAX {
-            return Some(newest.conn);
-        }
-        for idle in stack.drain(..).chain([newest]) {
+        let stale = stack.partition_point(|idle| idle.since.elapsed() >= IDLE_MAX);
+        for idle in stack.drain(..stale) {
             close(idle.conn, None);
         }
-        None
+        stack.pop().map(|idle| idle.conn)
     }
 
     async fn connect(&self) -> Result<Conn, NotConnected> {

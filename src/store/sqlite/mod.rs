@@ -43,9 +43,11 @@ impl SqliteStore {
         let path = connection::path_of(&options.url)?;
         let (shards, statement_timeout, readers) = (options.shards, options.statement_timeout, options.pool.clamp(1, READERS_MAX));
         let opening = tokio::task::spawn_blocking(move || {
-            let identity = connection::prepare(&path, shards, statement_timeout)?;
+            // Shorter than the patience of callers, so that they hear of a locked file for sure instead of guessing.
+            let busy_timeout = statement_timeout / 2;
+            let identity = connection::prepare(&path, shards, busy_timeout)?;
             let unavailable = |error: rusqlite::Error| OpenError::Unavailable(error.to_string());
-            let writer = Writer::start(connection::open(&path, statement_timeout).map_err(unavailable)?)?;
+            let writer = Writer::start(connection::open(&path, busy_timeout).map_err(unavailable)?)?;
             let readers = Readers::new(path.clone(), readers, statement_timeout);
             Ok(SqliteStore { path, writer, readers, shards, identity, statement_timeout })
         });
@@ -82,9 +84,9 @@ impl Store for SqliteStore {
 
     async fn create_type(&self, entity_type: &EntityType) -> Result<(), StoreError> {
         let table = table(entity_type);
-        let (path, statement_timeout) = (self.path.clone(), self.statement_timeout);
+        let (path, busy_timeout) = (self.path.clone(), self.statement_timeout / 2);
         let creating = tokio::task::spawn_blocking(move || {
-            let connection = connection::open(&path, statement_timeout).map_err(|error| sqlite_read_error(&error))?;
+            let connection = connection::open(&path, busy_timeout).map_err(|error| sqlite_read_error(&error))?;
             connection::create_events(&connection, &table)
         });
         creating.await.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string())))
