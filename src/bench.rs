@@ -176,8 +176,7 @@ pub fn run(options: &Options) -> Result<Outcome, BenchError> {
     let started = Instant::now();
     let counts = std::iter::repeat_with(Count::default).take(options.entities).collect();
     let load = Arc::new(Load { target, counts, connections, stop: started + options.duration, recorded: AtomicU64::new(0) });
-    let mut tally = drive(&load, options, started)?;
-    tally.ended = tally.ended.max(started);
+    let tally = drive(&load, options, started)?;
     let checked = verify::verify(&load)?;
     let report = tally.report(started, options);
     Ok(Outcome { report, errors: tally.errors(), checked: checked.checked, disagreements: checked.disagreements })
@@ -197,7 +196,7 @@ fn drive(load: &Arc<Load>, options: &Options, started: Instant) -> Result<Tally,
                     let load = load.clone();
                     tasks.spawn(async move { if is_bulk { bulk::connection(&load, connection).await } else { single::connection(&load, connection).await } });
                 }
-                tasks.join_all().await.into_iter().fold(Tally::default(), Tally::add)
+                tasks.join_all().await.into_iter().reduce(Tally::add).unwrap_or_default()
             });
             // The receiver waits for every thread; it is gone only where the process ends.
             let _ = send.send(tally);
@@ -207,6 +206,7 @@ fn drive(load: &Arc<Load>, options: &Options, started: Instant) -> Result<Tally,
     drop(send);
     let progress = progress_bar(options.duration);
     let mut total = Tally::default();
+    // Ends when the last thread has sent its part and is gone.
     loop {
         match receive.recv_timeout(Duration::from_millis(100)) {
             Ok(tally) => total = total.add(tally),
