@@ -34,7 +34,7 @@ fn load(settings: &Settings) -> anyhow::Result<Config> {
 fn serve(settings: &Settings) -> anyhow::Result<()> {
     let config = load(settings)?;
     start_log(&config)?;
-    runtime()?.block_on(server::serve(config))
+    Ok(runtime()?.block_on(server::serve(config))?)
 }
 
 fn check(settings: &Settings) -> anyhow::Result<()> {

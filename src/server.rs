@@ -6,19 +6,82 @@
 use crate::config::{Config, Reuse};
 use crate::core::{EntityType, HandlerVersion, ShardCount};
 use crate::handler::js::{self, LoadError, Sources};
-use crate::handler::random::RandomKey;
-use crate::handler::{HandlerSet, Handlers};
+use crate::handler::native::{Entity, EntityError};
+use crate::handler::{HandlerSet, Handlers, RandomKey};
 use crate::http::{self, App, HandlerError, Health, Reload, ReloadError};
 use crate::partition::{self, Partitions};
 use crate::store::{self, Store};
 use crate::{examples, metrics};
-use anyhow::Context;
-use std::io::Write;
+use metrics_exporter_prometheus::BuildError;
+use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
+
+/// Why the server does not start, or had to give up.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The database cannot be used.
+    #[error(transparent)]
+    Storage(#[from] store::OpenError),
+    /// A table cannot be made.
+    #[error("the tables cannot be made: {0}")]
+    Tables(store::StoreError),
+    /// The JavaScript handlers cannot be loaded.
+    #[error("{0}")]
+    Handlers(#[from] LoadError),
+    /// An entity type written in Rust is not valid.
+    #[error(transparent)]
+    Entity(#[from] EntityError),
+    /// Two entity types of the program have the same name.
+    #[error("the entity type {0} is given twice")]
+    EntityTwice(EntityType),
+    /// The address cannot be listened on.
+    #[error("listen: {address} cannot be used: {source}")]
+    Listen {
+        /// What the configuration says.
+        address: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The system refuses what every server needs.
+    #[error(transparent)]
+    System(#[from] io::Error),
+    /// Something else in this process takes the metrics already.
+    #[error("metrics: {0}")]
+    Metrics(#[from] BuildError),
+}
+
+/// Builds a server whose entity types are written in Rust.
+#[derive(Default)]
+pub struct Builder {
+    entities: Vec<Entity>,
+}
+
+impl Builder {
+    /// Adds an entity type.
+    #[must_use]
+    pub fn entity(mut self, entity: Entity) -> Builder {
+        self.entities.push(entity);
+        self
+    }
+
+    /// Serves until the process is told to stop. `entities.path` of the configuration is not used.
+    pub async fn serve(self, config: Config) -> Result<(), ServeError> {
+        let store = open_store(&config).await?;
+        let random = RandomKey::of(store.identity());
+        let mut handlers = HandlerSet::new();
+        for entity in self.entities {
+            let built = entity.build(random)?;
+            if let Some(other) = handlers.insert(built.entity_type().clone(), built) {
+                return Err(ServeError::EntityTwice(other.entity_type().clone()));
+            }
+        }
+        run(config, store, Origin::Rust(handlers)).await
+    }
+}
 
 /// Where the handlers come from.
 enum Origin {
@@ -29,14 +92,14 @@ enum Origin {
 }
 
 /// Serves the entity types of the configuration until the process is told to stop.
-pub async fn serve(config: Config) -> anyhow::Result<()> {
+pub async fn serve(config: Config) -> Result<(), ServeError> {
     let store = open_store(&config).await?;
     let options = js_options(&config, RandomKey::of(store.identity()));
     run(config, store, Origin::JavaScript(options)).await
 }
 
 /// Loads and validates everything that [`serve`] would, except the database, and gives it back as text for people.
-pub async fn check(config: Config) -> anyhow::Result<String> {
+pub async fn check(config: Config) -> Result<String, LoadError> {
     // No handler is run, so no secret of a database is needed.
     let options = js_options(&config, RandomKey::of(&crate::core::LogIdentity::new([0; 32])));
     let handlers = load(&config, &options).await?;
@@ -48,17 +111,10 @@ pub async fn check(config: Config) -> anyhow::Result<String> {
     Ok(found)
 }
 
-/// Serves handlers that are part of the program.
-pub(crate) async fn serve_native(config: Config, make: impl FnOnce(RandomKey) -> anyhow::Result<HandlerSet>) -> anyhow::Result<()> {
-    let store = open_store(&config).await?;
-    let handlers = make(RandomKey::of(store.identity()))?;
-    run(config, store, Origin::Rust(handlers)).await
-}
-
-async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
+async fn open_store(config: &Config) -> Result<Arc<dyn Store>, ServeError> {
     let options = store::Options {
         url: config.storage.url.expose().to_owned(),
-        shards: ShardCount::new(config.storage.shards).context("storage.shards")?,
+        shards: ShardCount::new(config.storage.shards).ok_or_else(|| store::OpenError::Unsuitable("storage.shards is out of range".into()))?,
         pool: config.storage.pool,
         statement_timeout: config.storage.statement_timeout,
     };
@@ -94,15 +150,15 @@ async fn create_tables(store: &dyn Store, handlers: &HandlerSet) -> Result<(), s
     Ok(())
 }
 
-async fn run(config: Config, store: Arc<dyn Store>, origin: Origin) -> anyhow::Result<()> {
+async fn run(config: Config, store: Arc<dyn Store>, origin: Origin) -> Result<(), ServeError> {
     let metrics = metrics::install()?;
     let (handlers, js_options) = match origin {
         Origin::Rust(handlers) => (handlers, None),
         Origin::JavaScript(options) => (load(&config, &options).await?, Some(options)),
     };
-    create_tables(&*store, &handlers).await?;
+    create_tables(&*store, &handlers).await.map_err(ServeError::Tables)?;
     let partitions = Partitions::new(partition_options(&config, &*store), store.clone(), handlers);
-    let listener = TcpListener::bind(&config.listen).await.with_context(|| format!("listen: {} cannot be used", config.listen))?;
+    let listener = TcpListener::bind(&config.listen).await.map_err(|source| ServeError::Listen { address: config.listen.clone(), source })?;
     let address = listener.local_addr()?;
     let reload = js_options.map(|options| reload(Arc::new(config.clone()), options, partitions.clone()));
     let app = App {

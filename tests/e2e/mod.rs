@@ -3,4 +3,6 @@
 mod commands;
 mod crash;
 mod load;
+mod lost_answers;
+mod operations;
 mod two_servers;

@@ -115,11 +115,6 @@ impl Server {
         self.child.wait().unwrap()
     }
 
-    /// How it ended, once it has.
-    pub fn wait(&mut self) -> ExitStatus {
-        self.child.wait().unwrap()
-    }
-
     /// Bytes of memory that the server and its handler processes hold (the sum of their resident sets).
     pub fn memory(&self) -> u64 {
         let own = self.pid();

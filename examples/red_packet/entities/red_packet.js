@@ -2,7 +2,7 @@
 
 const user = { type: "string", minLength: 1, maxLength: 64, description: "who takes a share" };
 const amount = { type: "integer", minimum: 1, maximum: 1_000_000_000_000, description: "whole cents" };
-const count = { type: "integer", minimum: 1, maximum: 1000, description: "number of shares" };
+const count = { type: "integer", minimum: 1, maximum: 100_000, description: "number of shares" };
 const whole = { type: "integer", minimum: 0 };
 
 export const state = {
