@@ -199,7 +199,7 @@ impl Default for Config {
             limits: Limits {
                 body_max: Size::mebibytes(1),
                 document_max: Size::mebibytes(4),
-                connections_max: 10_000,
+                connections_max: 20_000,
                 header_timeout: Duration::from_secs(5),
                 header_bytes_max: Size::kibibytes(16),
                 body_timeout: Duration::from_secs(30),
