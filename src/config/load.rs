@@ -132,7 +132,11 @@ fn is_node_name(text: &str) -> bool {
 }
 
 fn is_log_level(text: &str) -> bool {
-    !text.is_empty() && tracing_subscriber::EnvFilter::try_new(text).is_ok()
+    // A lone word that is no level would be read as the name of a module, and silence everything else.
+    let is_lone_word = |directive: &str| !directive.contains(['=', '[']);
+    let is_level = |directive: &str| directive.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    let are_known = text.split(',').all(|directive| !is_lone_word(directive) || is_level(directive));
+    !text.is_empty() && are_known && tracing_subscriber::EnvFilter::try_new(text).is_ok()
 }
 
 /// What the command line sets; the last layer.

@@ -139,6 +139,7 @@ fn the_environment_is_held_to_the_same_rules() {
             "lots",
             "storage.pool (from the environment variable QUOKKA_STORAGE__POOL): is \"lots\"; allowed: a whole number from 1 to 1000",
         ),
+        ("QUOKKA_LOG__LEVEL", "loud", "log.level (from the environment variable QUOKKA_LOG__LEVEL): is \"loud\"; allowed: error, warn"),
         ("QUOKKA_LOG__LEVEL", "quokka=loud", "log.level (from the environment variable QUOKKA_LOG__LEVEL): is \"quokka=loud\"; allowed: error, warn"),
         ("QUOKKA_STORAGE_URL", "sqlite:x", "storage_url (from the environment variable QUOKKA_STORAGE_URL): there is no such key; did you mean storage.url?"),
         ("QUOKKA_STORAGE__SPEED", "9", "storage.speed (from the environment variable QUOKKA_STORAGE__SPEED): there is no such key"),

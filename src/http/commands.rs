@@ -3,6 +3,7 @@
 use super::Shared;
 use super::answers;
 use super::body::Body;
+use super::incoming::Turn;
 use super::limits::{self, RequestBody};
 use super::problem::Problem;
 use super::request::{self, Media, RequestId};
@@ -73,7 +74,13 @@ pub async fn run(shared: &Shared, target: Target<'_>, parts: &Parts, body: impl 
         }
     }
     let (entity_id, command_id) = (command.entity_id.clone(), command.command_id.clone());
-    let answered = async { shared.partitions.submit(&entity_type, command, WhenFull::Refuse).await?.answer().await };
+    let turn = parts.extensions.get::<Turn>();
+    if let Some(turn) = turn {
+        turn.comes().await;
+    }
+    let queued = shared.partitions.submit(&entity_type, command, WhenFull::Refuse).await;
+    turn.inspect(|turn| turn.is_over());
+    let answered = async { queued?.answer().await };
     let mut response = match answered.await {
         Ok((answer, replay)) => answers::respond(&answer, replay, &shared.identity, request_id),
         Err(error) => {

@@ -15,6 +15,7 @@
 
 use super::Options;
 use super::body::Body;
+use super::incoming::{RequestBody, Turns};
 use super::problem;
 use crate::metrics;
 use futures_util::FutureExt;
@@ -62,7 +63,7 @@ const STOP_LINGER: Duration = Duration::from_millis(500);
 /// Serves all connections until `shutdown` ends and all that was begun is finished, or the grace is over.
 pub async fn serve<S, F>(listener: TcpListener, options: &Options, service: S, stop: CancellationToken, shutdown: impl Future<Output = ()>)
 where
-    S: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    S: Fn(Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let mut server = Server {
@@ -189,7 +190,7 @@ impl Drop for Open {
 
 impl<S, F> Server<S>
 where
-    S: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    S: Fn(Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     /// Serves a connection, or refuses it where there are too many.
@@ -240,17 +241,24 @@ async fn refuse(mut stream: TcpStream) -> io::Result<()> {
 /// Serves one connection to its end.
 async fn drive<S, F>(stream: TcpStream, builder: &Builder<TokioExecutor>, limits: Limits, service: S, stop: CancellationToken)
 where
-    S: Fn(Request<Incoming>) -> F,
+    S: Fn(Request<RequestBody>) -> F,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let activity = Arc::new(Activity::new());
+    let turns = Turns::default();
     let service = service_fn(|request: Request<Incoming>| {
         let in_flight = InFlight::new(&activity);
-        let is_http1 = request.version() <= Version::HTTP_11;
+        let version = request.version();
+        let is_http1 = version <= Version::HTTP_11;
+        let (head, body) = request.into_parts();
+        let (body, was_left) = RequestBody::new(body, version);
+        let mut request = Request::from_parts(head, body);
+        turns.take(&mut request);
         let (answered, stop) = (service(request), stop.clone());
         async move {
             let mut response = answered.await;
-            if is_http1 && stop.is_cancelled() {
+            // What is left of a body stands in the way of the next request.
+            if is_http1 && (stop.is_cancelled() || was_left.load(Ordering::Relaxed)) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             response.body_mut().hold(in_flight);

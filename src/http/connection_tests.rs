@@ -5,7 +5,7 @@ use super::connection::serve;
 use super::limits::read_body;
 use super::request::RequestId;
 use super::{Options, problem};
-use hyper::body::Incoming;
+use crate::http::incoming::RequestBody;
 use hyper::{Request, Response};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ async fn start(options: Options) -> Running {
     let (service_permits, service_waiting, service_stop) = (permits.clone(), waiting.clone(), stop.clone());
     let ended = tokio::spawn(async move {
         let (max, time) = (options.body_max, options.body_timeout);
-        let service = move |request: Request<Incoming>| answer(request, service_permits.clone(), service_waiting.clone(), max, time);
+        let service = move |request: Request<RequestBody>| answer(request, service_permits.clone(), service_waiting.clone(), max, time);
         let shutdown = async move {
             let _ = ended.await;
         };
@@ -59,7 +59,7 @@ async fn start(options: Options) -> Running {
     Running { address, shutdown, ended, permits, waiting, stop }
 }
 
-async fn answer(request: Request<Incoming>, permits: Arc<Semaphore>, waiting: Arc<Notify>, max: usize, time: Duration) -> Response<Body> {
+async fn answer(request: Request<RequestBody>, permits: Arc<Semaphore>, waiting: Arc<Notify>, max: usize, time: Duration) -> Response<Body> {
     if request.uri().path() == "/wait" {
         waiting.notify_one();
         permits.acquire().await.unwrap().forget();
@@ -299,7 +299,7 @@ async fn connections_that_the_system_took_before_the_stop_are_served() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     send(&mut stream, GET).await;
-    let service = async |_: Request<Incoming>| body::response("0");
+    let service = async |_: Request<RequestBody>| body::response("0");
     let service = move |request| -> std::pin::Pin<Box<dyn Future<Output = Response<Body>> + Send>> { Box::pin(service(request)) };
     let served = tokio::spawn(async move { serve(listener, &options(), service, CancellationToken::new(), async {}).await });
     let answer = read_to_end(&mut stream).await;

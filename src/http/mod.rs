@@ -14,6 +14,7 @@ mod commands;
 mod connection;
 #[cfg(test)]
 mod connection_tests;
+mod incoming;
 mod limits;
 mod operations;
 mod problem;

@@ -57,6 +57,7 @@ impl Worker {
                         tracing::warn!(partition = %self.partition, events = events.len(), reason, "outcome of an append unknown; appending again until it is decided");
                     }
                     was_unknown = true;
+                    self.holdup.set(true);
                     self.shared.metrics.conflict(Conflict::Unknown);
                     backoff.wait().await;
                 }

@@ -24,7 +24,7 @@ use crate::metrics::{BatchMetrics, CommandCounters};
 use crate::store::Store;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use cache::Caches;
-use queue::Request;
+use queue::{Holdup, Request};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -141,7 +141,14 @@ struct Shared {
 struct TypeQueues {
     entity_type: EntityType,
     handlers: ArcSwapOption<HandlersInForce>,
-    queues: Box<[OnceLock<mpsc::Sender<Request>>]>,
+    queues: Box<[OnceLock<Queue>]>,
+}
+
+/// The callers' end of a queue.
+#[derive(Clone)]
+struct Queue {
+    requests: mpsc::Sender<Request>,
+    holdup: Arc<Holdup>,
 }
 
 /// The handlers of one entity type, and what counts their commands.
@@ -188,14 +195,14 @@ impl Partitions {
     /// Takes a place in the queue of the entity's partition. Commands of one entity are run in the order in which this returns.
     pub async fn submit(&self, entity_type: &EntityType, command: Command, when_full: WhenFull) -> Result<Pending, CommandError> {
         let timeout = self.0.shared.options.timeout;
-        let (request, pending) = queue::command(command, Instant::now() + timeout);
-        let queue = self.queue(entity_type, &pending.entity_id)?;
+        let queue = self.queue(entity_type, &command.entity_id)?;
+        let (request, pending) = queue::command(command, Instant::now() + timeout, queue.holdup);
         let sent = match when_full {
-            WhenFull::Refuse => queue.try_send(request).map_err(|error| match error {
+            WhenFull::Refuse => queue.requests.try_send(request).map_err(|error| match error {
                 mpsc::error::TrySendError::Full(_) => CommandError::Overloaded { retry_after: queue::RETRY_AFTER },
                 mpsc::error::TrySendError::Closed(_) => CommandError::ShuttingDown,
             }),
-            WhenFull::Wait => queue.send_timeout(request, timeout).await.map_err(|error| match error {
+            WhenFull::Wait => queue.requests.send_timeout(request, timeout).await.map_err(|error| match error {
                 mpsc::error::SendTimeoutError::Timeout(_) => CommandError::Overloaded { retry_after: queue::RETRY_AFTER },
                 mpsc::error::SendTimeoutError::Closed(_) => CommandError::ShuttingDown,
             }),
@@ -211,7 +218,7 @@ impl Partitions {
         let queue = self.queue(&entity.entity_type, &entity.entity_id)?;
         let (request, found) = queue::look_up(entity.entity_id.clone(), command_id.clone());
         let ask = async {
-            queue.send(request).await.map_err(|_| CommandError::ShuttingDown)?;
+            queue.requests.send(request).await.map_err(|_| CommandError::ShuttingDown)?;
             self.0.shared.queued.fetch_add(1, Ordering::Relaxed);
             found.await.map_err(|_| CommandError::ShuttingDown)?
         };
@@ -267,7 +274,7 @@ impl Partitions {
     }
 
     /// The queue of an entity's partition; starts its worker where there is none.
-    fn queue(&self, entity_type: &EntityType, entity_id: &EntityId) -> Result<mpsc::Sender<Request>, CommandError> {
+    fn queue(&self, entity_type: &EntityType, entity_id: &EntityId) -> Result<Queue, CommandError> {
         let shared = &self.0.shared;
         if shared.closing.is_cancelled() {
             return Err(CommandError::ShuttingDown);
@@ -279,12 +286,13 @@ impl Partitions {
         Ok(queue.clone())
     }
 
-    fn start(&self, queues: Arc<TypeQueues>, shard: ShardId) -> mpsc::Sender<Request> {
+    fn start(&self, queues: Arc<TypeQueues>, shard: ShardId) -> Queue {
         let shared = self.0.shared.clone();
         let (sender, requests) = mpsc::channel(shared.options.queue_max);
+        let holdup = Arc::new(Holdup::default());
         let partition = Partition { entity_type: queues.entity_type.clone(), shard };
-        let worker = Worker::new(shared.clone(), queues, partition, requests);
+        let worker = Worker::new(shared.clone(), queues, partition, requests, holdup.clone());
         shared.workers.spawn(worker.run());
-        sender
+        Queue { requests: sender, holdup }
     }
 }

@@ -6,7 +6,7 @@
 use super::{Command, CommandError, CommandResult};
 use crate::core::{Answer, CommandId, EntityId};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, SystemTime};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -62,11 +62,30 @@ impl Envelope {
     }
 }
 
+/// Why a queue does not move, seen from both ends.
+#[derive(Debug, Default)]
+pub(super) struct Holdup(AtomicBool);
+
+impl Holdup {
+    /// Notes whether the worker is waiting for the database to come back.
+    pub fn set(&self, waits_for_storage: bool) {
+        self.0.store(waits_for_storage, Ordering::Relaxed);
+    }
+
+    fn reason(&self) -> CommandError {
+        if self.0.load(Ordering::Relaxed) {
+            CommandError::Unavailable("the commands before it wait for the database".into())
+        } else {
+            CommandError::Overloaded { retry_after: RETRY_AFTER }
+        }
+    }
+}
+
 /// A command that has its place in the queue. Dropping it gives up the place where the command has not started.
 pub struct Pending {
-    pub(super) entity_id: EntityId,
     deadline: Instant,
     ticket: Arc<AtomicU8>,
+    holdup: Arc<Holdup>,
     answer: oneshot::Receiver<CommandResult>,
 }
 
@@ -77,7 +96,7 @@ impl Pending {
             Ok(Ok(result)) => result,
             // The worker broke down with the command in its hands, or the process is ending.
             Ok(Err(_)) => Err(CommandError::OutcomeUnknown),
-            Err(_) if self.abandon() => Err(CommandError::Overloaded { retry_after: RETRY_AFTER }),
+            Err(_) if self.abandon() => Err(self.holdup.reason()),
             Err(_) => self.answer.try_recv().unwrap_or(Err(CommandError::OutcomeUnknown)),
         }
     }
@@ -94,11 +113,11 @@ impl Drop for Pending {
 }
 
 /// A command's two ends.
-pub(super) fn command(command: Command, deadline: Instant) -> (Request, Pending) {
+pub(super) fn command(command: Command, deadline: Instant, holdup: Arc<Holdup>) -> (Request, Pending) {
     let (reply, answer) = oneshot::channel();
     let ticket = Arc::new(AtomicU8::new(QUEUED));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64);
-    let pending = Pending { entity_id: command.entity_id.clone(), deadline, ticket: ticket.clone(), answer };
+    let pending = Pending { deadline, ticket: ticket.clone(), holdup, answer };
     (Request::Command(Envelope { command, now, queued_at: Instant::now(), deadline, ticket, reply }), pending)
 }
 

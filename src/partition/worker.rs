@@ -1,7 +1,7 @@
 //! The worker of one partition: waits for a command, drains what else is there, decides the batch, answers everybody.
 
 use super::batch::{Batch, Decided, Verdict};
-use super::queue::{Envelope, LookUp, Request};
+use super::queue::{Envelope, Holdup, LookUp, Request};
 use super::{CommandError, HandlersInForce, Shared, TypeQueues, metrics};
 use crate::core::{Answer, CommandId, EntityId, Partition};
 use crate::store::StoreError;
@@ -28,6 +28,7 @@ pub(super) struct Worker {
     pub(super) partition: Partition,
     queues: Arc<TypeQueues>,
     requests: mpsc::Receiver<Request>,
+    pub(super) holdup: Arc<Holdup>,
     /// Commands that had no room in the last batch, or wait for another one of the same id; older than all in the queue.
     carried: VecDeque<Envelope>,
     /// The largest event id seen committed; none where it must be read.
@@ -38,8 +39,8 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub fn new(shared: Arc<Shared>, queues: Arc<TypeQueues>, partition: Partition, requests: mpsc::Receiver<Request>) -> Worker {
-        Worker { shared, partition, queues, requests, carried: VecDeque::new(), head: None, last_commit: COMMIT_EXPECTED, conflicts: 0 }
+    pub fn new(shared: Arc<Shared>, queues: Arc<TypeQueues>, partition: Partition, requests: mpsc::Receiver<Request>, holdup: Arc<Holdup>) -> Worker {
+        Worker { shared, partition, queues, requests, holdup, carried: VecDeque::new(), head: None, last_commit: COMMIT_EXPECTED, conflicts: 0 }
     }
 
     /// Runs until the node stops taking commands and all that were taken are answered.
@@ -137,6 +138,7 @@ impl Worker {
             Some(handlers) => self.decide(&mut batch, &handlers).await,
             None => batch.fail_rest(CommandError::UnknownEntityType),
         }
+        self.holdup.set(false);
         self.deliver(batch.decided());
     }
 
@@ -227,7 +229,7 @@ impl Worker {
     }
 
     pub(super) fn patience(&self) -> Patience {
-        Patience { ends: Instant::now() + self.shared.options.retry_for, backoff: Backoff::new() }
+        Patience { ends: Instant::now() + self.shared.options.retry_for, backoff: Backoff::new(), holdup: self.holdup.clone() }
     }
 }
 
@@ -235,6 +237,7 @@ impl Worker {
 pub(super) struct Patience {
     ends: Instant,
     backoff: Backoff,
+    holdup: Arc<Holdup>,
 }
 
 impl Patience {
@@ -243,6 +246,7 @@ impl Patience {
         match error {
             StoreError::Unavailable(reason) if Instant::now() >= self.ends => Err(CommandError::Unavailable(reason)),
             StoreError::Unavailable(_) => {
+                self.holdup.set(true);
                 self.backoff.wait().await;
                 Ok(())
             }

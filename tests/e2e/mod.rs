@@ -1,7 +1,9 @@
 //! The whole server from outside, as services, operators and accidents meet it.
 
+mod bulk;
 mod commands;
 mod crash;
+mod hang_up;
 mod load;
 mod lost_answers;
 mod operations;

@@ -118,3 +118,41 @@ pub async fn http2_is_spoken(base: &str) {
         assert_eq!((answer.version(), answer.status().as_u16()), (reqwest::Version::HTTP_2, 200));
     }
 }
+
+/// Commands that one HTTP/2 connection sends one after another to one entity are handled in that order, though each is a stream of its own.
+pub async fn http2_keeps_commands_in_order(base: &str) {
+    let stream = connect(base).await;
+    let (mut requests, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    let mut answers = Vec::new();
+    for number in 0..100 {
+        requests = requests.ready().await.unwrap();
+        let request = hyper::Request::post(format!("{base}/v1/entities/account/in-order/deposit"))
+            .header("content-type", "application/json")
+            .header("idempotency-key", number.to_string())
+            .body(())
+            .unwrap();
+        let (answer, mut body) = requests.send_request(request, false).unwrap();
+        body.send_data("{\"amount\":1}".into(), true).unwrap();
+        answers.push(answer);
+    }
+    for (number, answer) in answers.into_iter().enumerate() {
+        let answer = answer.await.unwrap();
+        let version = answer.headers()["etag"].to_str().unwrap();
+        assert_eq!((answer.status().as_u16(), version), (200, format!("\"{}\"", number + 1).as_str()));
+    }
+}
+
+/// A body that nobody wants does not keep the client from reading why.
+pub async fn early_refusals_are_heard(base: &str) {
+    let refused = post("content-type: text/plain\r\n", &vec![b'x'; 3_000_000]);
+    let answer = exchange(base, &refused, "}").await.to_lowercase();
+    assert!(answer.starts_with("http/1.1 415 ") && answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    let client = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
+    for (kind, status) in [("application/json", 413), ("text/plain", 415)] {
+        let request = client.post(format!("{base}/v1/entities/account/a/deposit")).header("content-type", kind).body(vec![b'1'; 3_000_000]);
+        let answer = request.send().await.unwrap();
+        assert_eq!((answer.version(), answer.status().as_u16()), (reqwest::Version::HTTP_2, status));
+        assert!(answer.text().await.unwrap().contains("\"code\""));
+    }
+}
