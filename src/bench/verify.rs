@@ -106,6 +106,7 @@ async fn version(load: &Load, slot: &mut Option<Wire>, at: usize) -> Result<u64,
         let failed = match read(&load.target, slot, &request).await {
             Ok((200, body)) => return parse_version(&body),
             Ok((404, body)) if single::code(&body) == "entity-not-found" => return Ok(0),
+            Ok((status @ 400..500, body)) => return Err(single::kind(status, &single::code(&body))),
             Ok((status, body)) => single::kind(status, &single::code(&body)),
             Err(error) => reason(&error),
         };

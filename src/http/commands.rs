@@ -36,7 +36,8 @@ pub fn prepare(
     let known = handlers.get_key_value(target.entity_type);
     let (entity_type, handler) = known.ok_or_else(|| Problem::unknown_entity_type(target.entity_type))?;
     let given_id = target.entity_id.map(|id| EntityId::new(id, handler.entity_id_max())).transpose().map_err(|error| Problem::invalid_entity_id(&error))?;
-    let name = CommandName::new(target.command).map_err(|error| Problem::unknown_command(&error))?;
+    // A name that no command can have goes the way of every unknown one: the command id may have been answered before.
+    let name = CommandName::new(target.command).unwrap_or_else(|_| CommandName::trusted(target.command));
     let entity_id = given_id.unwrap_or_else(|| new_entity_id(identity, entity_type, command_id.as_ref()));
     let is_fresh_id = command_id.is_none();
     let command_id = command_id.unwrap_or_else(|| CommandId::trusted(&xid::new().to_string()));
@@ -67,9 +68,13 @@ pub async fn run(shared: &Shared, target: Target<'_>, parts: &Parts, body: impl 
     let precondition = request::precondition(&parts.headers)?;
     let (entity_type, mut command) = prepare(&shared.partitions.handlers(), &shared.identity, target, command_id, precondition)?;
     if !body.is_end_stream() {
-        request::check_content(&parts.headers, Media::Json)?;
+        // A body that only turns out to be empty is no request, and needs no type.
+        if body.size_hint().lower() > 0 {
+            request::check_content(&parts.headers, Media::Json)?;
+        }
         let text = limits::read_body(body, shared.options.body_max, shared.options.body_timeout).await?;
         if !text.is_empty() {
+            request::check_content(&parts.headers, Media::Json)?;
             command.request = Json::canonical(&text).map_err(|error| Problem::malformed_json(&error))?;
         }
     }

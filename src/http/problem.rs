@@ -239,11 +239,6 @@ impl Problem {
         Problem::new(Code::UnknownEntityType, "this server has no entity type of that name").with_text("entity_type", name)
     }
 
-    /// A command name that no command can have.
-    pub fn unknown_command(error: &IdError) -> Problem {
-        Problem::new(Code::UnknownCommand, error.to_string())
-    }
-
     /// An entity id that breaks its rule.
     pub fn invalid_entity_id(error: &IdError) -> Problem {
         Problem::new(Code::InvalidEntityId, error.to_string())
@@ -289,7 +284,8 @@ impl Problem {
             }
             CommandError::UnknownEntityType => Problem::new(Code::UnknownEntityType, "this server has no entity type of that name"),
             CommandError::Overloaded { retry_after } => {
-                Problem::new(Code::Overloaded, "the queue is full and the command did not happen; send it again later").with_retry_after(retry_after)
+                Problem::new(Code::Overloaded, "too much is queued before the command, and it did not happen; send it again later")
+                    .with_retry_after(retry_after)
             }
             CommandError::ShuttingDown => Problem::shutting_down(),
             CommandError::Unavailable(cause) => Problem::unavailable(cause),

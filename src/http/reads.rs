@@ -12,16 +12,18 @@ use crate::core::json::write_string;
 use crate::core::{EntityId, StoredEvent, Version};
 use crate::handler::HandlerSet;
 use crate::partition::EntityKey;
-use crate::store::{Order, Store};
+use crate::store::{Content, Order, Store};
 use hyper::Response;
 use hyper::header::{ETAG, HeaderMap};
-use jiff::Timestamp;
+use jiff::civil::date;
+use jiff::fmt::temporal::Pieces;
+use jiff::{SignedDuration, Timestamp};
 use std::fmt::Write;
 
 /// A page of history ends after this many bytes of events.
 const PAGE_BYTES: usize = 8 * 1024 * 1024;
 /// How many events are read first, when it is not yet known how large they are.
-const FIRST_READ: usize = 64;
+const FIRST_READ: usize = 4;
 
 /// Finds the entity type and checks the id of a path.
 pub fn entity_of(handlers: &HandlerSet, entity_type: &str, entity_id: &str) -> Result<EntityKey, Problem> {
@@ -47,13 +49,20 @@ fn when(query: Option<&str>) -> Result<When, Problem> {
             let version = request::version(&text).filter(|version| *version > 0);
             version.map(When::Version).ok_or_else(|| Problem::invalid_query("version", "version must be a whole number from 1"))
         }
-        (None, Some(text)) => {
-            let time: Option<Timestamp> = text.parse().ok();
-            time.map(|time| When::Time(time.as_microsecond()))
-                .ok_or_else(|| Problem::invalid_query("at", "at must be a time of RFC 3339 with its offset, such as 2025-10-26T01:00:00Z"))
-        }
+        (None, Some(text)) => microseconds(&text)
+            .map(When::Time)
+            .ok_or_else(|| Problem::invalid_query("at", "at must be a time of RFC 3339 with its offset, such as 2025-10-26T01:00:00Z")),
         (Some(_), Some(_)) => Err(Problem::invalid_query("at", "version and at cannot be given together")),
     }
+}
+
+/// A time with its offset, as microseconds since 1970. Covers all four-digit years, as RFC 3339 does.
+fn microseconds(text: &str) -> Option<i64> {
+    let pieces = Pieces::parse(text).ok()?;
+    let offset = pieces.to_numeric_offset()?;
+    let local = pieces.date().to_datetime(pieces.time()?);
+    let since = local.duration_since(date(1970, 1, 1).at(0, 0, 0, 0));
+    i64::try_from((since - SignedDuration::from_secs(offset.seconds().into())).as_micros()).ok()
 }
 
 fn entity_not_found(EntityKey { entity_type, entity_id }: &EntityKey) -> Problem {
@@ -124,7 +133,7 @@ async fn missing(store: &dyn Store, entity: &EntityKey, when: When) -> Result<Pr
 #[derive(Debug, PartialEq, Eq)]
 struct Page {
     order: Order,
-    bound: Version,
+    after: Option<Version>,
     limit: usize,
     shows_state: bool,
 }
@@ -141,19 +150,24 @@ fn page(query: Option<&str>) -> Result<Page, Problem> {
         Some("state") => true,
         Some(_) => return Err(Problem::invalid_query("include", "include must be state")),
     };
-    let bound = after.as_deref().map_or(Some(0), request::version).ok_or_else(|| Problem::invalid_query("after", "after must be a version, a whole number"))?;
-    Ok(Page { order, bound, limit: request::limit(limit.as_deref())?, shows_state })
+    let after = after.as_deref().map(|after| request::version(after).ok_or_else(|| Problem::invalid_query("after", "after must be a version, a whole number")));
+    Ok(Page { order, after: after.transpose()?, limit: request::limit(limit.as_deref())?, shows_state })
 }
 
 /// `GET /v1/entities/{type}/{id}/events`.
 pub async fn history(store: &dyn Store, entity: &EntityKey, query: Option<&str>) -> Result<Response<Body>, Problem> {
     let page = page(query)?;
-    let (mut bound, mut count, mut read_bytes, mut read_next) = (page.bound, 0, 0, FIRST_READ);
+    let content = if page.shows_state { Content::Whole } else { Content::WithoutState };
+    let (mut bound, mut count, mut read_bytes, mut read_next) = (page.after.unwrap_or(0), 0, 0, FIRST_READ);
     let mut out = String::from("{\"events\":[");
     let has_more = 'page: loop {
         // One more than is shown tells whether there is another page.
         let wanted = (page.limit + 1 - count).min(read_next);
-        let events = store.history(&entity.entity_type, &entity.entity_id, page.order, bound, wanted).await.map_err(Problem::store)?;
+        if page.order == Order::Descending && page.after == Some(0) {
+            // There is nothing below; a bound of 0 would mean none.
+            break false;
+        }
+        let events = store.history(&entity.entity_type, &entity.entity_id, page.order, bound, wanted, content).await.map_err(Problem::store)?;
         let is_last = events.len() < wanted;
         for stored in events {
             if count == page.limit || read_bytes >= PAGE_BYTES {

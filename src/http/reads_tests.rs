@@ -107,6 +107,7 @@ async fn history_comes_in_pages_both_ways() {
         ("a1", Some("order=desc&limit=2"), &[3, 2], Some(2)),
         ("a1", Some("order=desc&limit=2&after=2"), &[1], None),
         ("a1", Some("order=desc&after=1"), &[], None),
+        ("a1", Some("order=desc&after=0"), &[], None),
         ("a2", Some("order=asc"), &[1], None),
     ] {
         let store = memory();
@@ -157,7 +158,7 @@ async fn a_page_of_large_events_ends_early_and_goes_on() {
         .collect();
     let store = Memory::holding(events);
     let mut seen = Vec::new();
-    let mut query = "limit=1000".to_owned();
+    let mut query = "limit=1000&include=state".to_owned();
     loop {
         let response = reads::history(&store, &key("a1"), Some(&query)).await.unwrap();
         let page: serde_json::Value = serde_json::from_slice(response.body().bytes()).unwrap();
@@ -165,10 +166,14 @@ async fn a_page_of_large_events_ends_early_and_goes_on() {
         assert!((1..=10).contains(&versions.len()), "{versions:?}");
         seen.extend(versions);
         let Some(next) = page["next"].as_u64() else { break };
-        query = format!("limit=1000&after={next}");
+        query = format!("limit=1000&include=state&after={next}");
     }
     assert_eq!(seen, (1..=200).collect::<Vec<u64>>());
-    assert!(store.largest_page.into_inner() <= 64);
+    assert!(store.largest_page.load(std::sync::atomic::Ordering::Relaxed) <= 64);
+    // States that nobody asked for neither take memory nor end a page.
+    let bare = reads::history(&store, &key("a1"), Some("limit=200")).await.unwrap();
+    let bare: serde_json::Value = serde_json::from_slice(bare.body().bytes()).unwrap();
+    assert_eq!(bare["events"].as_array().unwrap().len(), 200);
 }
 
 #[tokio::test]

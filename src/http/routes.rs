@@ -115,7 +115,9 @@ async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: impl RequestBody, r
         }
         (Route::Commands, &Method::POST) => {
             request::check_accept(&parts.headers, Media::Lines)?;
-            request::check_content(&parts.headers, Media::Lines)?;
+            if !body.is_end_stream() {
+                request::check_content(&parts.headers, Media::Lines)?;
+            }
             request::parameters(parts.uri.query(), [])?;
             Ok(bulk::run(shared.clone(), body, request_id.clone()))
         }

@@ -6,7 +6,7 @@ use crate::core::{
     Version, Work,
 };
 use crate::handler::{HandlerSet, Handlers, HandlersUnavailable};
-use crate::store::{AppendError, Listed, Order, Store, StoreError};
+use crate::store::{AppendError, Content, Listed, Order, Store, StoreError};
 use async_trait::async_trait;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -78,9 +78,20 @@ impl Store for Memory {
         Ok(self.of(id).into_iter().rfind(|stored| stored.committed_at <= time))
     }
 
-    async fn history(&self, _: &EntityType, id: &EntityId, order: Order, bound: Version, limit: usize) -> Result<Vec<StoredEvent>, StoreError> {
+    async fn history(
+        &self,
+        _: &EntityType,
+        id: &EntityId,
+        order: Order,
+        bound: Version,
+        limit: usize,
+        content: Content,
+    ) -> Result<Vec<StoredEvent>, StoreError> {
         self.largest_page.fetch_max(limit, Ordering::Relaxed);
-        let events = self.of(id);
+        let mut events = self.of(id);
+        if content == Content::WithoutState {
+            events.iter_mut().for_each(|stored| stored.event.state = None);
+        }
         Ok(match order {
             Order::Ascending => events.into_iter().filter(|stored| stored.event.version > bound).take(limit).collect(),
             Order::Descending => events.into_iter().rev().filter(|stored| bound == 0 || stored.event.version < bound).take(limit).collect(),

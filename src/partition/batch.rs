@@ -76,6 +76,11 @@ impl Batch {
         }
     }
 
+    /// When the last caller stops waiting.
+    fn deadline(&self) -> Instant {
+        self.leaders.iter().map(|envelope| envelope.deadline).max().unwrap_or_else(Instant::now)
+    }
+
     pub fn fail_rest(&mut self, error: CommandError) {
         for verdict in self.verdicts.iter_mut().filter(|verdict| verdict.is_none()) {
             *verdict = Some(Verdict::Failed(error.clone()));
@@ -131,7 +136,7 @@ impl Worker {
             if events.is_empty() {
                 break (indices, events);
             }
-            match self.commit(&events).await {
+            match self.commit(&events, batch.deadline()).await {
                 Commit::Done => {
                     self.head = Some(head + events.len() as u64);
                     break (indices, events);

@@ -26,14 +26,16 @@ pub(super) enum Commit {
 }
 
 impl Worker {
-    /// Appends the events; returns when it is known what became of them, however long that takes.
-    pub(super) async fn commit(&mut self, events: &[Event]) -> Commit {
+    /// Appends the events; returns when it is known what became of them, however long that takes. What surely did not happen is given up where
+    /// another try would end after `deadline`, so that callers hear so while they still listen.
+    pub(super) async fn commit(&mut self, events: &[Event], deadline: Instant) -> Commit {
         let started = Instant::now();
         let mut patience = self.patience();
         let mut backoff = Backoff::new();
         let mut interruptions = 0;
         let mut was_unknown = false;
         loop {
+            let sent = Instant::now();
             let error = match self.shared.store.append(&self.partition, events).await {
                 Ok(()) => {
                     self.won_race(started.elapsed());
@@ -66,11 +68,12 @@ impl Worker {
                 AppendError::Interrupted(reason) => {
                     self.shared.metrics.conflict(Conflict::Interrupted);
                     interruptions += 1;
-                    if interruptions > INTERRUPTIONS_MAX {
+                    if interruptions > INTERRUPTIONS_MAX || Instant::now() + sent.elapsed() >= deadline {
                         return Commit::NotDone(CommandError::Unavailable(reason));
                     }
                     backoff.wait().await;
                 }
+                AppendError::Unavailable(reason) if Instant::now() + sent.elapsed() >= deadline => return Commit::NotDone(CommandError::Unavailable(reason)),
                 AppendError::Unavailable(reason) => {
                     if let Err(error) = patience.wait(crate::store::StoreError::Unavailable(reason)).await {
                         return Commit::NotDone(error);

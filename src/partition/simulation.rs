@@ -7,7 +7,7 @@ use super::*;
 use crate::core::batch::{Call, Decision, HandlerFault, HandlerFaultKind, SchemaError};
 use crate::core::{Creates, Event, HandlerVersion, LogIdentity, Outcome, ShardCount, StoredEvent, Work};
 use crate::handler::HandlersUnavailable;
-use crate::store::{AppendError, Listed, Order, StoreError};
+use crate::store::{AppendError, Content, Listed, Order, StoreError};
 use async_trait::async_trait;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -150,7 +150,7 @@ impl Store for FakeStore {
         Ok(None)
     }
 
-    async fn history(&self, _: &EntityType, _: &EntityId, _: Order, _: Version, _: usize) -> Result<Vec<StoredEvent>, StoreError> {
+    async fn history(&self, _: &EntityType, _: &EntityId, _: Order, _: Version, _: usize, _: Content) -> Result<Vec<StoredEvent>, StoreError> {
         Ok(Vec::new())
     }
 

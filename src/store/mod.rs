@@ -55,6 +55,15 @@ pub enum Order {
     Descending,
 }
 
+/// What of events is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// All of it.
+    Whole,
+    /// All but the state, which is then none: it can be far larger than the rest.
+    WithoutState,
+}
+
 /// An entity in a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
@@ -103,7 +112,15 @@ pub trait Store: Send + Sync + 'static {
     async fn at_time(&self, entity_type: &EntityType, id: &EntityId, time: i64) -> Result<Option<StoredEvent>, StoreError>;
 
     /// A page of an entity's history: versions above `bound` (ascending) or below it (descending; 0 means no bound), at most `limit`.
-    async fn history(&self, entity_type: &EntityType, id: &EntityId, order: Order, bound: Version, limit: usize) -> Result<Vec<StoredEvent>, StoreError>;
+    async fn history(
+        &self,
+        entity_type: &EntityType,
+        id: &EntityId,
+        order: Order,
+        bound: Version,
+        limit: usize,
+        content: Content,
+    ) -> Result<Vec<StoredEvent>, StoreError>;
 
     /// Existing entities (their newest event has a state) with ids above `after` in byte order, at most `limit`. Takes time by `limit`, not by
     /// the number of entities or events.

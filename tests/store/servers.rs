@@ -200,7 +200,10 @@ mod alone {
         assert_eq!(measure!("find", store.find(&account(), &commands)).len(), 201);
         assert!(measure!("at_version", store.at_version(&account(), &id("e10000-hot"), 15_000)).is_some());
         assert!(measure!("at_time", store.at_time(&account(), &id("e10000-hot"), i64::MAX)).is_some());
-        assert_eq!(measure!("history", store.history(&account(), &id("e10000-hot"), quokka::store::Order::Descending, 0, 100)).len(), 100);
+        assert_eq!(
+            measure!("history", store.history(&account(), &id("e10000-hot"), quokka::store::Order::Descending, 0, 100, quokka::store::Content::Whole)).len(),
+            100
+        );
         for (what, after) in [("first page", None), ("page in the middle", Some(id("e15000"))), ("page over the hot one", Some(id("e09990")))] {
             let before = touched(&mut admin).await;
             assert_eq!(store.list(&account(), after.as_ref(), 100).await.unwrap().len(), 100);

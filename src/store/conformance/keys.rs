@@ -2,7 +2,7 @@
 
 use super::{account, append_at_head, command, event, id, partition, store};
 use crate::core::Event;
-use crate::store::{AppendError, Order};
+use crate::store::{AppendError, Content, Order};
 use futures_util::future::join_all;
 
 fn name(outcome: &Result<(), AppendError>) -> &'static str {
@@ -77,7 +77,7 @@ pub async fn racing_writers_make_a_dense_log(url: &str) {
     }
     let mut ids = Vec::new();
     for writer in 0..WRITERS {
-        let history = stores[0].history(&account(), &id(&format!("w{writer}")), Order::Ascending, 0, 1000).await.unwrap();
+        let history = stores[0].history(&account(), &id(&format!("w{writer}")), Order::Ascending, 0, 1000, Content::Whole).await.unwrap();
         let versions: Vec<_> = history.iter().map(|stored| stored.event.version).collect();
         assert_eq!(versions, (1..=BATCHES * 3).collect::<Vec<_>>());
         let own: Vec<_> = history.iter().map(|stored| stored.event.event_id).collect();

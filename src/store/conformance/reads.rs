@@ -2,7 +2,7 @@
 
 use super::{account, command, event, id, partition, store};
 use crate::core::{Event, EventOutcome};
-use crate::store::{Order, Store};
+use crate::store::{Content, Order, Store};
 
 /// Entities `e0000`, `e0001` … with two versions each.
 async fn many(store: &dyn Store, count: u64) {
@@ -69,7 +69,8 @@ pub async fn versions_and_times_are_exact(url: &str) {
         let read = store.at_version(&account(), &id("a"), version).await.unwrap();
         assert_eq!(read.map(|stored| stored.event.version), there.then_some(version));
     }
-    let times: Vec<_> = store.history(&account(), &id("a"), Order::Ascending, 0, 9).await.unwrap().iter().map(|stored| stored.committed_at).collect();
+    let times: Vec<_> =
+        store.history(&account(), &id("a"), Order::Ascending, 0, 9, Content::Whole).await.unwrap().iter().map(|stored| stored.committed_at).collect();
     assert!(times.is_sorted());
     for time in times.iter().flat_map(|time| [time - 1, *time, time + 1]) {
         let expected = times.iter().filter(|committed_at| **committed_at <= time).count() as u64;
@@ -101,12 +102,14 @@ pub async fn history_pages_are_exclusive(url: &str) {
         (Order::Descending, u64::MAX >> 1, 1, vec![10]),
         (Order::Ascending, 0, 0, vec![]),
     ] {
-        let page = store.history(&account(), &id("a"), order, bound, limit).await.unwrap();
+        let page = store.history(&account(), &id("a"), order, bound, limit, Content::Whole).await.unwrap();
         let versions: Vec<u64> = page.iter().map(|stored| stored.event.version).collect();
         assert_eq!(versions, expected, "{order:?} from {bound}, {limit} of them");
         assert!(page.iter().all(|stored| stored.event == events[usize::try_from(stored.event.version - 1).unwrap()]));
     }
-    assert!(store.history(&account(), &id("c"), Order::Ascending, 0, 9).await.unwrap().is_empty());
+    let bare = store.history(&account(), &id("a"), Order::Ascending, 0, 1, Content::WithoutState).await.unwrap();
+    assert_eq!(bare[0].event, Event { state: None, ..events[0].clone() });
+    assert!(store.history(&account(), &id("c"), Order::Ascending, 0, 9, Content::Whole).await.unwrap().is_empty());
 }
 
 async fn pages(store: &dyn Store, limit: usize) -> Vec<(String, u64)> {

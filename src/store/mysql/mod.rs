@@ -13,7 +13,7 @@ mod server;
 mod statement;
 
 use super::error::{AppendError, OpenError, StoreError, mysql_append_error, mysql_read_error};
-use super::{Listed, Options, Order, Store};
+use super::{Content, Listed, Options, Order, Store};
 use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Version};
 use async_trait::async_trait;
 use barrier::Barrier;
@@ -154,8 +154,16 @@ impl Store for MysqlStore {
         Ok(self.events(statement::at_time(entity_type, id, time)).await?.pop())
     }
 
-    async fn history(&self, entity_type: &EntityType, id: &EntityId, order: Order, bound: Version, limit: usize) -> Result<Vec<StoredEvent>, StoreError> {
-        self.events(statement::history(entity_type, id, order, bound, limit)).await
+    async fn history(
+        &self,
+        entity_type: &EntityType,
+        id: &EntityId,
+        order: Order,
+        bound: Version,
+        limit: usize,
+        content: Content,
+    ) -> Result<Vec<StoredEvent>, StoreError> {
+        self.events(statement::history(entity_type, id, order, bound, limit, content)).await
     }
 
     async fn list(&self, entity_type: &EntityType, after: Option<&EntityId>, limit: usize) -> Result<Vec<Listed>, StoreError> {

@@ -4,7 +4,7 @@
 //! `sql_mode` lets a backslash escape (see `pool`).
 
 use crate::core::{CommandId, EntityId, EntityType, Event, EventOutcome, Partition, Version};
-use crate::store::Order;
+use crate::store::{Content, Order};
 use std::io::Write;
 
 /// Columns of a whole event in the order in which rows are read; `state` follows.
@@ -118,9 +118,16 @@ pub(super) fn head(partition: &Partition) -> Statement {
 }
 
 fn select_whole(entity_type: &EntityType) -> Statement {
+    select(entity_type, Content::Whole)
+}
+
+fn select(entity_type: &EntityType, content: Content) -> Statement {
+    let state = match content {
+        Content::Whole => ", state FROM ",
+        Content::WithoutState => ", NULL FROM ",
+    };
     let mut statement = Statement::new("SELECT ");
-    statement.sql(COLUMNS).sql(", state FROM ").sql(&table(entity_type));
-    statement.sql(" FORCE INDEX (unique_version) WHERE ");
+    statement.sql(COLUMNS).sql(state).sql(&table(entity_type)).sql(" FORCE INDEX (unique_version) WHERE ");
     statement
 }
 
@@ -169,8 +176,8 @@ pub(super) fn at_time(entity_type: &EntityType, id: &EntityId, time: i64) -> Sta
 }
 
 /// A page of an entity's versions.
-pub(super) fn history(entity_type: &EntityType, id: &EntityId, order: Order, bound: Version, limit: usize) -> Statement {
-    let mut statement = select_whole(entity_type);
+pub(super) fn history(entity_type: &EntityType, id: &EntityId, order: Order, bound: Version, limit: usize, content: Content) -> Statement {
+    let mut statement = select(entity_type, content);
     statement.sql("entity_id = ").text(id.as_str());
     match order {
         Order::Ascending => statement.sql(" AND version > ").number(bound).sql(" ORDER BY version"),

@@ -12,11 +12,11 @@ mod rows;
 mod writer;
 
 use super::error::{AppendError, OpenError, StoreError, sqlite_read_error};
-use super::{Listed, Options, Order, Store};
+use super::{Content, Listed, Options, Order, Store};
 use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Version};
 use async_trait::async_trait;
 use readers::Readers;
-use rows::{SELECT_WHOLE, event, integer};
+use rows::{SELECT_WHOLE, SELECT_WITHOUT_STATE, event, integer};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -137,13 +137,25 @@ impl Store for SqliteStore {
         self.readers.read(move |connection| one(connection, &sql, params![id.as_str(), time])).await
     }
 
-    async fn history(&self, entity_type: &EntityType, id: &EntityId, order: Order, bound: Version, limit: usize) -> Result<Vec<StoredEvent>, StoreError> {
+    async fn history(
+        &self,
+        entity_type: &EntityType,
+        id: &EntityId,
+        order: Order,
+        bound: Version,
+        limit: usize,
+        content: Content,
+    ) -> Result<Vec<StoredEvent>, StoreError> {
         let order = match order {
             Order::Ascending => "version > ?2 ORDER BY version",
             Order::Descending if bound == 0 => "version > ?2 ORDER BY version DESC",
             Order::Descending => "version < ?2 ORDER BY version DESC",
         };
-        let sql = format!("{SELECT_WHOLE} FROM {} WHERE entity_id = ?1 AND {order} LIMIT ?3", table(entity_type));
+        let select = match content {
+            Content::Whole => SELECT_WHOLE,
+            Content::WithoutState => SELECT_WITHOUT_STATE,
+        };
+        let sql = format!("{select} FROM {} WHERE entity_id = ?1 AND {order} LIMIT ?3", table(entity_type));
         let (bound, limit) = (i64::try_from(bound).unwrap_or(i64::MAX), i64::try_from(limit).unwrap_or(i64::MAX));
         let id = id.clone();
         let read = move |connection: &Connection| {
