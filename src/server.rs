@@ -39,7 +39,7 @@ pub enum ServeError {
     #[error("the entity type {0} is given twice")]
     EntityTwice(EntityType),
     /// The address cannot be listened on.
-    #[error("listen: {address} cannot be used: {source}")]
+    #[error("listen: {address} cannot be used")]
     Listen {
         /// What the configuration says.
         address: String,
@@ -99,7 +99,8 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
 }
 
 /// Loads and validates everything that [`serve`] would, except the database, and gives it back as text for people.
-pub async fn check(config: Config) -> Result<String, LoadError> {
+pub async fn check(config: Config) -> Result<String, ServeError> {
+    store::check_url(config.storage.url.expose())?;
     // No handler is run, so no secret of a database is needed.
     let options = js_options(&config, RandomKey::of(&crate::core::LogIdentity::new([0; 32])));
     let handlers = load(&config, &options).await?;

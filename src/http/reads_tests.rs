@@ -63,6 +63,8 @@ async fn an_entity_is_read_now_and_in_the_past() {
         ("a1", Some("at=2023-11-14T23:13:21.5+01:00"), first),
         ("a1", Some("at=2023-11-14T23:13:21.5%2B01:00"), first),
         ("a1", Some("at=2999-01-01T00:00:00Z"), now),
+        ("a1", Some("at=9999-12-31T23:59:59.999999Z"), now),
+        ("a1", Some("at=0001-01-01T00:00:00-12:00"), "404 version-not-found"),
         ("a1", Some("at=2023-11-14T22:13:21.000004Z"), "404 version-not-found"),
         ("a1", Some("version=4"), "404 version-not-found"),
         ("a1", Some("version=9223372036854775807"), "404 version-not-found"),

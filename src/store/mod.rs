@@ -46,6 +46,15 @@ pub async fn open(options: &Options) -> Result<Arc<dyn Store>, OpenError> {
     }
 }
 
+/// Whether a URL can be used, as far as that can be told without opening it.
+pub fn check_url(url: &str) -> Result<(), OpenError> {
+    match url.split_once(':') {
+        Some(("mysql", _)) => mysql::check_url(url),
+        Some(("sqlite", _)) => Ok(()),
+        _ => Err(OpenError::Url("it starts with neither mysql: nor sqlite:".into())),
+    }
+}
+
 /// Which versions of an entity a page of history holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {

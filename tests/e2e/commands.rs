@@ -42,6 +42,8 @@ async fn journey(place: Place) {
         // The first answer holds whatever a later try asks for.
         ("account/alice/open", "o-1", r#"{"amount":100}"#, "200"),
         ("account/alice/steal", "c-1", r#"{"amount":1}"#, "200"),
+        ("account/alice/No-Name", "c-1", r#"{"amount":1}"#, "200"),
+        ("account/alice/No-Name", "c-9", r#"{"amount":1}"#, "404 unknown-command"),
         ("account/alice/charge", "c-1", r#"{"amount":"ten"}"#, "200"),
     ] {
         assert_eq!(told(&client, &server, path, id, request).await, expected, "{path} {id} {request}");

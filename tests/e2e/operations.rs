@@ -73,3 +73,20 @@ async fn wait_for(client: &reqwest::Client, base: &str, status: u16) {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }
+
+/// A database that somebody else holds surely did nothing: callers hear that while they still listen, not that nobody knows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_database_is_unavailable_and_not_a_mystery() {
+    let place = Place::sqlite().unwrap();
+    let Place::Sqlite(folder) = &place else { unreachable!() };
+    let server = place.setup().set("commands.timeout", "3s").set("storage.statement_timeout", "2s").set("storage.retry_for", "1s").start();
+    let client = client();
+    assert_eq!(post(&client, &server.base, "account/a/open", "o", "").await.unwrap().status, 200);
+    let stranger = rusqlite::Connection::open(folder.path().join("quokka.sqlite")).unwrap();
+    stranger.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let locked = post(&client, &server.base, "account/a/deposit", "d", r#"{"amount":1}"#).await.unwrap();
+    assert_eq!(locked.told(), "503 storage-unavailable", "{}", locked.body);
+    stranger.execute_batch("ROLLBACK").unwrap();
+    let free = post(&client, &server.base, "account/a/deposit", "d", r#"{"amount":1}"#).await.unwrap();
+    assert_eq!((free.status, free.json()["version"].as_u64()), (200, Some(2)), "{}", free.body);
+}

@@ -143,6 +143,18 @@ pub async fn http2_keeps_commands_in_order(base: &str) {
     }
 }
 
+/// An empty body is no request, also where its length was not known before it ended, and needs no content type.
+pub async fn empty_bodies_are_no_requests(base: &str) {
+    let chunked = b"POST /v1/entities/account/empty-1/open HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n";
+    let announced = b"POST /v1/entities/account/empty-2/open HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
+    for request in [&chunked[..], &announced[..]] {
+        let answer = exchange(base, request, "}").await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+    let lines = exchange(base, b"POST /v1/commands HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n", "\0").await;
+    assert!(lines.starts_with("HTTP/1.1 200 "), "{lines}");
+}
+
 /// A body that nobody wants does not keep the client from reading why.
 pub async fn early_refusals_are_heard(base: &str) {
     let refused = post("content-type: text/plain\r\n", &vec![b'x'; 3_000_000]);

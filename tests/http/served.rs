@@ -13,6 +13,7 @@ async fn bounded_odd_requests_and_slow_clients_disturb_nobody() {
     http2_is_spoken(&server.base).await;
     http2_keeps_commands_in_order(&server.base).await;
     early_refusals_are_heard(&server.base).await;
+    empty_bodies_are_no_requests(&server.base).await;
     assert!(server.stop().success());
 }
 

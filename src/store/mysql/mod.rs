@@ -34,6 +34,11 @@ const APPEND_BYTES_MAX: usize = 8 << 20;
 /// What the server's limit for statements counts besides the statement.
 const PACKET_OVERHEAD: usize = 1024;
 
+/// Whether a URL can be used, as far as that can be told without a server.
+pub fn check_url(url: &str) -> Result<(), OpenError> {
+    open::parse(url).map(|_| ())
+}
+
 const EVENTS: &str = include_str!("../../../schema/mysql/events.sql");
 
 /// A store on a MySQL or MariaDB server.

@@ -41,7 +41,7 @@ pub(super) async fn open(options: &Options) -> Result<(Pool, LogIdentity), OpenE
 }
 
 /// The driver's options, and the database's name. What is wrong is told without quoting the URL, which holds a password.
-fn parse(url: &str) -> Result<(Opts, String), OpenError> {
+pub(super) fn parse(url: &str) -> Result<(Opts, String), OpenError> {
     let opts = Opts::from_url(url).map_err(|error| {
         OpenError::Url(match error {
             mysql_async::UrlError::UnknownParameter { param } => format!("unknown parameter {param}"),
