@@ -26,19 +26,18 @@ fn main() {
     let folder = tempfile::tempdir().unwrap();
     let own = format!("sqlite:{}", folder.path().join("bench.sqlite").display());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    println!("{:<10} {:>14} {:>14} {:>14} {:>14}", "engine", "insert p50 ms", "command p50 ms", "added p50 ms", "command p99 ms");
+    println!("{:<28} {:>14} {:>14} {:>14} {:>14}", "engine", "insert p50 ms", "command p50 ms", "added p50 ms", "command p99 ms");
     for url in if urls.is_empty() { vec![own] } else { urls } {
-        let (mut inserts, mut commands) = measure(&url, &runtime);
+        let (engine, mut inserts, mut commands) = measure(&url, &runtime);
         inserts.sort();
         commands.sort();
         let ms = |times: &[Duration], percent: usize| times[times.len() * percent / 100].as_secs_f64() * 1000.0;
         let (insert, command) = (ms(&inserts, 50), ms(&commands, 50));
-        let engine = url.split(':').next().unwrap();
-        println!("{engine:<10} {insert:>14.3} {command:>14.3} {:>14.3} {:>14.3}", command - insert, ms(&commands, 99));
+        println!("{engine:<28} {insert:>14.3} {command:>14.3} {:>14.3} {:>14.3}", command - insert, ms(&commands, 99));
     }
 }
 
-fn measure(url: &str, runtime: &tokio::runtime::Runtime) -> (Vec<Duration>, Vec<Duration>) {
+fn measure(url: &str, runtime: &tokio::runtime::Runtime) -> (String, Vec<Duration>, Vec<Duration>) {
     let server = Server::start(url);
     let options = store::Options { url: url.into(), shards: ShardCount::new(64).unwrap(), pool: 1, statement_timeout: Duration::from_secs(8) };
     let store = runtime.block_on(store::open(&options)).unwrap();
@@ -58,7 +57,7 @@ fn measure(url: &str, runtime: &tokio::runtime::Runtime) -> (Vec<Duration>, Vec<
             commands.push(commanded);
         }
     }
-    (inserts, commands)
+    (store.engine(), inserts, commands)
 }
 
 fn insert(store: &Arc<dyn Store>, runtime: &tokio::runtime::Runtime, partition: &Partition, event_id: u64, entity: &str, version: u64) -> Duration {
@@ -129,7 +128,7 @@ impl Server {
     fn start(url: &str) -> Server {
         let mut command = Command::new(env!("CARGO_BIN_EXE_quokka"));
         command.args(["serve", "--listen", "127.0.0.1:0", "--storage", url]);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().rsplit_once("http://").unwrap().1.to_owned();
