@@ -376,10 +376,18 @@ async fn a_look_up_is_answered_in_turn() {
     pending.answer().await.unwrap();
 }
 
-/// One client: sends commands one after another, each until it is answered, each try to a node drawn anew.
-async fn client(number: u32, seed: u64, nodes: Arc<[Partitions; 2]>) -> Vec<Arc<Answer>> {
+/// What a client was told.
+#[derive(Default)]
+struct Told {
+    answers: Vec<Arc<Answer>>,
+    /// Commands that surely did not happen, and were given up.
+    refused: Vec<(EntityId, CommandId)>,
+}
+
+/// One client: sends commands one after another, each try to a node drawn anew, until it is answered or, sometimes, surely did not happen.
+async fn client(number: u32, seed: u64, nodes: Arc<[Partitions; 2]>) -> Told {
     let mut rng = StdRng::seed_from_u64(seed ^ u64::from(number) << 32);
-    let mut answers: Vec<Arc<Answer>> = Vec::new();
+    let mut told = Told::default();
     for step in 0..25 {
         let entity = ["a", "b", "c"][rng.random_range(0..3)];
         let id = if rng.random_range(0..10) == 0 { "shared".to_owned() } else { format!("{number}-{step}") };
@@ -389,25 +397,32 @@ async fn client(number: u32, seed: u64, nodes: Arc<[Partitions; 2]>) -> Vec<Arc<
             (_, 0) => "break".to_owned(),
             _ => format!("add {amount}"),
         };
+        let mut is_doubtful = id == "shared";
         loop {
             match run(&nodes[rng.random_range(0..2)], command(entity, &id, &line)).await {
                 Ok((answer, _)) => {
-                    answers.push(answer);
+                    told.answers.push(answer);
                     break;
                 }
                 Err(CommandError::Failed(Failure::HandlerFailed(_))) if line == "break" => break,
-                Err(CommandError::Overloaded { .. } | CommandError::Unavailable(_) | CommandError::OutcomeUnknown) => {
+                Err(CommandError::Overloaded { .. } | CommandError::Unavailable(_)) if !is_doubtful && rng.random_range(0..3) == 0 => {
+                    told.refused.push((EntityId::trusted(entity), CommandId::trusted(&id)));
+                    break;
+                }
+                Err(error @ (CommandError::Overloaded { .. } | CommandError::Unavailable(_) | CommandError::OutcomeUnknown)) => {
+                    // A later "did not happen" speaks of that try alone.
+                    is_doubtful |= matches!(error, CommandError::OutcomeUnknown);
                     tokio::time::sleep(Duration::from_millis(rng.random_range(1..50))).await;
                 }
                 Err(error) => panic!("seed {seed}: {error}"),
             }
         }
     }
-    answers
+    told
 }
 
 /// Everything that must hold of the table once all clients have their answers.
-fn check_log(seed: u64, rows: &[StoredEvent], answers: &[Arc<Answer>]) {
+fn check_log(seed: u64, rows: &[StoredEvent], all: &Told) {
     let mut events: Vec<&Event> = rows.iter().map(|row| &row.event).collect();
     events.sort_by_key(|event| event.event_id);
     let mut entities: HashMap<&EntityId, (u64, i64)> = HashMap::new();
@@ -423,28 +438,33 @@ fn check_log(seed: u64, rows: &[StoredEvent], answers: &[Arc<Answer>]) {
     }
     let recorded: HashMap<_, _> = events.iter().map(|event| ((&event.entity_id, &event.command_id), *event)).collect();
     let mut told = HashSet::new();
-    for answer in answers {
+    for answer in &all.answers {
         let event = recorded.get(&(&answer.entity_id, &answer.command_id)).unwrap_or_else(|| panic!("seed {seed}: {answer:?} was told but is not there"));
         assert_eq!(**answer, Answer::of(&answer.position.partition, event), "seed {seed}: what was told is what is there");
         told.insert((answer.entity_id.clone(), answer.command_id.clone()));
     }
-    assert_eq!(told.len(), events.len(), "seed {seed}: nothing is there that nobody asked for");
+    assert_eq!(told.len(), events.len(), "seed {seed}: nothing is there that nobody was told");
+    for (entity, command) in &all.refused {
+        assert!(!recorded.contains_key(&(entity, command)), "seed {seed}: {command} on {entity} was told not to have happened");
+    }
 }
 
 async fn simulate(seed: u64, faults: Faults) {
     let store = FakeStore::new(seed, faults);
     let nodes = Arc::new([node(&store), node(&store)]);
     let clients: Vec<_> = (0..8).map(|number| tokio::spawn(client(number, seed, nodes.clone()))).collect();
-    let mut answers = Vec::new();
+    let mut all = Told::default();
     for client in clients {
-        answers.extend(client.await.unwrap());
+        let told = client.await.unwrap();
+        all.answers.extend(told.answers);
+        all.refused.extend(told.refused);
     }
     for node in nodes.iter() {
         node.shut_down().await;
     }
     // What may still land must not do harm either.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    store.select(|rows| check_log(seed, rows, &answers));
+    store.select(|rows| check_log(seed, rows, &all));
 }
 
 #[tokio::test(start_paused = true)]
