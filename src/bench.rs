@@ -96,6 +96,12 @@ pub struct Outcome {
 impl Outcome {
     /// Why the run counts as failed, where it does.
     pub fn failure(&self) -> Option<String> {
+        if let Some((kind, _)) = self.errors.first()
+            && self.report.committed == 0
+            && (kind.contains("unknown-entity-type") || kind.contains("unknown-command"))
+        {
+            return Some(format!("no command was recorded: {kind}; name what the server has with --type and --command"));
+        }
         if let Some(first) = self.disagreements.first() {
             let count = self.disagreements.len();
             return Some(format!("{count} of {} entities disagree with the answers, such as {first}", self.checked));

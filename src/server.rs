@@ -30,7 +30,7 @@ pub enum ServeError {
     #[error("the tables cannot be made: {0}")]
     Tables(store::StoreError),
     /// The JavaScript handlers cannot be loaded.
-    #[error("{0}")]
+    #[error(transparent)]
     Handlers(#[from] LoadError),
     /// An entity type written in Rust is not valid.
     #[error(transparent)]
@@ -50,7 +50,7 @@ pub enum ServeError {
     #[error(transparent)]
     System(#[from] io::Error),
     /// Something else in this process takes the metrics already.
-    #[error("metrics: {0}")]
+    #[error(transparent)]
     Metrics(#[from] BuildError),
 }
 

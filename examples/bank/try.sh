@@ -3,6 +3,10 @@
 # Each run works on new accounts. Ends with 1 where an answer has another status than it should.
 set -eu
 BASE=${BASE:-http://127.0.0.1:9865}
+if ! curl -sf -o /dev/null "$BASE/v1/entities/account"; then
+  echo "$0: no server at $BASE that serves account: start one with the built-in types (quokka serve), or name it: BASE=http://HOST:PORT $0" >&2
+  exit 1
+fi
 alice="$(date +%s)-$$"
 bob="v$alice"
 

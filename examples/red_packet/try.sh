@@ -3,6 +3,10 @@
 # Each run works on new packets. Ends with 1 where an answer has another status than it should.
 set -eu
 BASE=${BASE:-http://127.0.0.1:9865}
+if ! curl -sf -o /dev/null "$BASE/v1/entities/red_packet"; then
+  echo "$0: no server at $BASE that serves red_packet: start one with the built-in types (quokka serve), or name it: BASE=http://HOST:PORT $0" >&2
+  exit 1
+fi
 packet="$(date +%s)-$$"
 
 # request STATUS METHOD PATH [curl arguments]

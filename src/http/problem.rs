@@ -148,12 +148,24 @@ struct Content {
     retry_after: Option<Duration>,
     /// For the log only.
     cause: Option<String>,
+    /// `type/id`, and the command id, where the problem is about them: for the log.
+    entity: Option<String>,
+    command_id: Option<String>,
 }
 
 impl Problem {
     /// A problem; the detail is for the caller.
     pub fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Problem {
-        Problem(Box::new(Content { code, detail: detail.into(), members: String::new(), allow: None, retry_after: None, cause: None }))
+        Problem(Box::new(Content {
+            code,
+            detail: detail.into(),
+            members: String::new(),
+            allow: None,
+            retry_after: None,
+            cause: None,
+            entity: None,
+            command_id: None,
+        }))
     }
 
     /// Which problem.
@@ -208,12 +220,18 @@ impl Problem {
     }
 
     /// Names the entity.
-    pub fn with_entity(self, entity_type: &EntityType, entity_id: &EntityId) -> Problem {
+    pub fn with_entity(mut self, entity_type: &EntityType, entity_id: &EntityId) -> Problem {
+        if self.is_server_error() {
+            self.0.entity = Some(format!("{entity_type}/{entity_id}"));
+        }
         self.with_text("entity_type", entity_type.as_str()).with_text("entity_id", entity_id.as_str())
     }
 
     /// Names the command.
-    pub fn with_command(self, command_id: &CommandId) -> Problem {
+    pub fn with_command(mut self, command_id: &CommandId) -> Problem {
+        if self.is_server_error() {
+            self.0.command_id = Some(command_id.to_string());
+        }
         self.with_text("command_id", command_id.as_str())
     }
 
@@ -361,11 +379,12 @@ impl Problem {
         let content = &*self.0;
         let (code, cause) = (content.code.as_str(), content.cause.as_deref().unwrap_or_default());
         let (trace_id, request_id) = (request_id.trace_id(), request_id.as_str());
+        let (entity, command_id) = (content.entity.as_deref(), content.command_id.as_deref());
         match content.code {
-            Code::Internal => tracing::error!(code, cause, request_id, trace_id, "request failed"),
+            Code::Internal => tracing::error!(code, cause, entity, command_id, request_id, trace_id, "request failed"),
             // Many at once, and expected: every caller is told, the log need not be.
             Code::Overloaded | Code::ShuttingDown => tracing::debug!(code, request_id, trace_id, "request refused"),
-            _ if self.is_server_error() => tracing::warn!(code, cause, request_id, trace_id, "request failed"),
+            _ if self.is_server_error() => tracing::warn!(code, cause, entity, command_id, request_id, trace_id, "request failed"),
             _ => {}
         }
     }
