@@ -137,22 +137,7 @@ impl Module {
             let prelude = Prelude::run(&ctx, &host).map_err(broken)?;
             let evaluated = evaluate(&ctx, &file, &imports)?;
             let exports = manifest::read(&evaluated.namespace, &file, &from.files, &prelude)?;
-            let known = from.forms.borrow().get(entity_type).cloned();
-            let is_first = known.is_none();
-            let mut forms = known.unwrap_or_else(|| Rc::new(evaluated.forms(&file, &from.files)));
-            let mut functions = None;
-            if let Ok(found) = forms.as_ref() {
-                is_stained.set(false);
-                match compile(&ctx, found, &prelude, if is_first { Some(&exports.commands) } else { None }) {
-                    Ok(_) if is_stained.get() => forms = Rc::new(Err(slow(&file, "its top level makes a promise"))),
-                    Ok(array) => functions = Some(Persistent::save(&ctx, array)),
-                    Err(error) => {
-                        let (_, message) = explain(error, &ctx.catch(), &from.files);
-                        forms = Rc::new(Err(slow(&file, &format!("evaluating it once more fails: {message}"))));
-                    }
-                }
-            }
-            from.forms.borrow_mut().insert(entity_type.clone(), forms.clone());
+            let (functions, forms) = prepare(&evaluated, entity_type, from, &prelude, &exports.commands, &is_stained);
             let realm = SavedRealm {
                 renew: Persistent::save(&ctx, prelude.renew),
                 invoke: Persistent::save(&ctx, prelude.invoke),
@@ -345,6 +330,36 @@ impl Evaluated<'_> {
 
 fn slow(file: &str, message: &str) -> Problem {
     Problem { file: file.to_owned(), place: None, message: message.to_owned() }
+}
+
+/// Prepares evaluating a module anew: its functions, or why there are none. What is found out is kept for the next realm.
+fn prepare<'js>(
+    evaluated: &Evaluated<'js>,
+    entity_type: &EntityType,
+    from: &LoadContext,
+    prelude: &Prelude<'js>,
+    commands: &BTreeMap<CommandName, Command>,
+    is_stained: &Cell<bool>,
+) -> (Option<Persistent<Array<'static>>>, KnownForms) {
+    let ctx = evaluated.namespace.ctx();
+    let file = format!("{entity_type}.js");
+    let known = from.forms.borrow().get(entity_type).cloned();
+    let untried = if known.is_none() { Some(commands) } else { None };
+    let mut forms = known.unwrap_or_else(|| Rc::new(evaluated.forms(&file, &from.files)));
+    let mut functions = None;
+    if let Ok(found) = forms.as_ref() {
+        is_stained.set(false);
+        match compile(ctx, found, prelude, untried) {
+            Ok(_) if is_stained.get() => forms = Rc::new(Err(slow(&file, "its top level makes a promise"))),
+            Ok(array) => functions = Some(Persistent::save(ctx, array)),
+            Err(error) => {
+                let (_, message) = explain(error, &ctx.catch(), &from.files);
+                forms = Rc::new(Err(slow(&file, &format!("evaluating it once more fails: {message}"))));
+            }
+        }
+    }
+    from.forms.borrow_mut().insert(entity_type.clone(), forms.clone());
+    (functions, forms)
 }
 
 /// Compiles functions, and tries them out on all commands where those are given.
