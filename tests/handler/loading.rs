@@ -150,10 +150,15 @@ async fn the_problems_of_all_modules_are_told() {
 #[tokio::test]
 async fn imported_values_cannot_carry_anything_over() {
     let folder = Folder::new(&[
-        ("thing.js", "import { cache } from './lib/cache.js'; export const commands = { put: { creates: true, handle() { cache.x = 1; } } };"),
+        (
+            "thing.js",
+            "import { cache } from './lib/cache.js'; export const commands = { put: { creates: true, handle() { const before = cache.x; cache.x = 1; return before ?? null; } } };",
+        ),
         ("lib/cache.js", "export const cache = {};"),
     ]);
     let set = folder.load().await.unwrap();
-    let outcomes = set["thing"].run(work(None, &[("put", "0")])).await.unwrap();
-    assert!(show(&outcomes[0]).ends_with("TypeError: object is not extensible"), "{outcomes:?}");
+    for _ in 0..2 {
+        let outcomes = set["thing"].run(work(None, &[("put", "0")])).await.unwrap();
+        assert_eq!(show(&outcomes[0]), "null {}");
+    }
 }

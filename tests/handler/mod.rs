@@ -2,6 +2,7 @@
 
 mod limits;
 mod loading;
+mod memory;
 mod processes;
 mod semantics;
 

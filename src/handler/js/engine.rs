@@ -1,8 +1,9 @@
 //! Batches on JavaScript modules: the inside of a handler process.
 //!
 //! One engine with one realm per module stays alive between commands. A command gets its state and request freshly made
-//! from their texts, and its outcome leaves as text: no object passes from one command to the next. What a
-//! module keeps in its own variables is beyond that; it lives only as long as this process.
+//! from their texts, runs on a module that is evaluated for it alone, and its outcome leaves as text: no object passes from one
+//! command to the next, and what all share is frozen. Where a command does leave something behind (a job, or the variables of a
+//! module that cannot be evaluated anew), the realm is made anew.
 
 use super::child::Shared;
 use super::module::{LoadContext, Module};
@@ -105,6 +106,7 @@ fn run_tasks(module: &Module, shared: &Shared, flush: Flush, work: &mut Work) ->
         let mut session = Session {
             module,
             ctx: &ctx,
+            renew: globals.renew,
             invoke: globals.invoke,
             unbox: globals.unbox,
             plain: globals.plain,
@@ -128,6 +130,7 @@ fn run_tasks(module: &Module, shared: &Shared, flush: Flush, work: &mut Work) ->
 struct Session<'a, 'js> {
     module: &'a Module,
     ctx: &'a Ctx<'js>,
+    renew: Function<'js>,
     invoke: Function<'js>,
     unbox: Function<'js>,
     plain: Object<'js>,
@@ -167,7 +170,6 @@ impl<'js> Session<'_, 'js> {
         if let Some(schema) = &command.request {
             schema.check(call.request).map_err(Failure::InvalidRequest)?;
         }
-        self.module.host().begin(call.entity_id, call.command_id);
         let answer = self.invoke(call).map_err(|error| self.engine_failure(error))?;
         let part = |index| answer.get::<Value<'js>>(index);
         let parts = (|| Ok((part(0)?.as_bool() == Some(true), part(1)?, part(2)?, part(3)?)))();
@@ -187,13 +189,13 @@ impl<'js> Session<'_, 'js> {
     }
 
     fn invoke(&self, call: Call<'_>) -> Result<Array<'js>, Error> {
-        let command = self.module.command(call.command).ok_or(Error::Unknown)?;
-        let handle = command.handle.clone().restore(self.ctx)?;
-        let this = command.object.clone().restore(self.ctx)?;
+        self.module.host().rest();
+        let (handle, this) = self.module.handler(self.ctx, &self.renew, call.command)?;
+        self.module.host().begin(call.entity_id, call.command_id);
         let state = to_js(self.ctx, call.state)?;
         let request = to_js(self.ctx, call.request)?;
         let mut arguments = Args::new(self.ctx.clone(), 8);
-        arguments.push_args([handle.into_value(), this.into_value(), state, request])?;
+        arguments.push_args([handle, this, state, request])?;
         arguments.push_arg(call.entity_id.as_str())?;
         arguments.push_arg(call.version as f64)?;
         arguments.push_arg(call.command_id.as_str())?;

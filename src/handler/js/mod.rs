@@ -7,13 +7,14 @@
 //! - A command that fails changes nothing, and its neighbours in the batch run as if it had never been there.
 //! - A command ends within its limits of CPU time, memory and stack, also inside the engine's native loops: where the engine
 //!   does not stop, its process is ended.
-//! - A handler sees its command and the state, and no clock, file, network or memory of other commands. A module's own variables
-//!   are the exception that the engine cannot prevent; they live as long as a process, which may end at any time.
+//! - A handler sees its command and the state, and no clock, file, network or memory of other commands: a module and all that it
+//!   imports are evaluated anew for every command, without a clock and dice of their own.
 //!
 //! Loading a folder again makes an independent set with processes of its own; those of the old one end with its last batch.
 
 mod child;
 mod engine;
+mod fresh;
 mod manifest;
 mod module;
 mod pool;
@@ -37,6 +38,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::warn;
 
 /// How handlers are run.
 #[derive(Debug, Clone)]
@@ -130,6 +132,9 @@ pub async fn load_sources(sources: &Sources, label: &str, options: &Options) -> 
         problems.sort();
         problems.dedup();
         return Err(LoadError::Sources(problems));
+    }
+    for Problem { file, message, .. } in manifests.iter().filter_map(|manifest| manifest.slow.as_ref()) {
+        warn!(file, reason = message, "every command of this module gets an engine of its own, which is slow");
     }
     let pool = Pool::new(start, options.processes.get(), worker);
     let modules = sources.modules.iter().zip(manifests).enumerate().map(|(place, (entity_type, manifest))| {

@@ -1,6 +1,7 @@
 //! One entity type's module, loaded into a realm of its own.
 
 use super::child::Shared;
+use super::fresh::Forms;
 use super::manifest::{self, Exports};
 use super::protocol::{Load, Manifest, Problem};
 use super::sources::{locate, resolve};
@@ -8,11 +9,12 @@ use crate::core::batch::HandlerFaultKind;
 use crate::core::{CommandId, CommandName, Creates, EntityId, EntityType};
 use crate::handler::random::{Dice, RandomKey};
 use crate::handler::schema::Schema;
-use rquickjs::context::intrinsic;
+use rquickjs::context::{EvalOptions, intrinsic};
 use rquickjs::loader::{ImportAttributes, Loader, Resolver};
 use rquickjs::module::Declared;
+use rquickjs::object::Filter;
 use rquickjs::promise::PromiseState;
-use rquickjs::{Context, Ctx, Error, Exception, Function, Object, Persistent, Runtime, Type, Value};
+use rquickjs::{Array, Context, Ctx, Error, Exception, Function, Object, Persistent, Runtime, Type, Value};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -42,6 +44,9 @@ type Intrinsics = (
     intrinsic::Promise,
 );
 
+/// The functions of a module, or why there are none.
+type KnownForms = Rc<Result<Forms, Problem>>;
+
 /// What modules are loaded from.
 #[derive(Clone)]
 pub struct LoadContext {
@@ -49,12 +54,15 @@ pub struct LoadContext {
     memory_limit: usize,
     random: RandomKey,
     shared: Arc<Shared>,
+    /// What was found out about each module when it was loaded first.
+    forms: Rc<RefCell<BTreeMap<EntityType, KnownForms>>>,
 }
 
 impl LoadContext {
     /// From the server's message.
     pub fn new(load: &Load, shared: &Arc<Shared>) -> LoadContext {
-        LoadContext { files: Rc::new(load.files.clone()), memory_limit: load.memory_limit, random: load.random, shared: shared.clone() }
+        let files = Rc::new(load.files.clone());
+        LoadContext { files, memory_limit: load.memory_limit, random: load.random, shared: shared.clone(), forms: Rc::default() }
     }
 }
 
@@ -74,6 +82,8 @@ pub struct Command {
 
 /// What all commands of a realm need.
 pub struct Realm<'js> {
+    /// The prelude's function that evaluates a module anew.
+    pub renew: Function<'js>,
     /// The prelude's function that runs a handler.
     pub invoke: Function<'js>,
     /// The prelude's function that takes the primitive out of a wrapper.
@@ -83,6 +93,7 @@ pub struct Realm<'js> {
 }
 
 struct SavedRealm {
+    renew: Persistent<Function<'static>>,
     invoke: Persistent<Function<'static>>,
     unbox: Persistent<Function<'static>>,
     plain: Persistent<Object<'static>>,
@@ -93,6 +104,9 @@ pub struct Module {
     commands: BTreeMap<CommandName, Command>,
     state_schema: Option<Schema>,
     realm: SavedRealm,
+    /// The functions that evaluate it anew; none where each command needs a realm of its own.
+    functions: Option<Persistent<Array<'static>>>,
+    forms: KnownForms,
     context: Context,
     host: Rc<Host>,
     entity_type: EntityType,
@@ -102,7 +116,7 @@ pub struct Module {
 }
 
 impl Module {
-    /// Loads a module: evaluates it and its imports, and reads what it exports.
+    /// Loads a module: evaluates it and its imports, reads what it exports, and prepares evaluating it anew.
     pub fn load(entity_type: &EntityType, from: &LoadContext) -> Result<(Module, Manifest), Vec<Problem>> {
         let file = format!("{entity_type}.js");
         let broken = |error: Error| vec![Problem { file: file.clone(), place: None, message: error.to_string() }];
@@ -121,24 +135,27 @@ impl Module {
         let host = Rc::new(Host::new(entity_type, from.random));
         let loaded: Result<_, Vec<Problem>> = context.with(|ctx| {
             let prelude = Prelude::run(&ctx, &host).map_err(broken)?;
-            let exports = evaluate(&ctx, &file, &imports, &prelude)?;
-            let exports = manifest::read(&exports, &file, &from.files, &prelude)?;
+            let evaluated = evaluate(&ctx, &file, &imports)?;
+            let exports = manifest::read(&evaluated.namespace, &file, &from.files, &prelude)?;
+            let (functions, forms) = prepare(&evaluated, entity_type, from, &prelude, &exports.commands, &is_stained);
             let realm = SavedRealm {
+                renew: Persistent::save(&ctx, prelude.renew),
                 invoke: Persistent::save(&ctx, prelude.invoke),
                 unbox: Persistent::save(&ctx, prelude.unbox),
                 plain: Persistent::save(&ctx, prelude.plain),
             };
-            Ok((exports, realm))
+            Ok((exports, realm, functions, forms))
         });
-        let (Exports { commands, state_schema, entity_id_max }, realm) = loaded?;
+        let (Exports { commands, state_schema, entity_id_max }, realm, functions, forms) = loaded?;
         is_stained.set(false);
         let manifest = Manifest {
             commands: commands.iter().map(|(name, command)| (name.clone(), command.creates)).collect(),
             entity_id_max,
             imports: imports.found.borrow().clone(),
+            slow: forms.as_ref().as_ref().err().cloned(),
         };
         let (entity_type, files) = (entity_type.clone(), from.files.clone());
-        Ok((Module { commands, state_schema, realm, context, host, entity_type, file, files, is_stained }, manifest))
+        Ok((Module { commands, state_schema, realm, functions, forms, context, host, entity_type, file, files, is_stained }, manifest))
     }
 
     /// Whose module.
@@ -166,6 +183,18 @@ impl Module {
         self.commands.get(name)
     }
 
+    /// A command's handler and the object that describes it, of a module that was evaluated for nobody else.
+    pub fn handler<'js>(&self, ctx: &Ctx<'js>, renew: &Function<'js>, name: &CommandName) -> Result<(Value<'js>, Value<'js>), Error> {
+        if let Some(functions) = &self.functions {
+            let made: Array<'js> = renew.call((functions.clone().restore(ctx)?, name.as_str()))?;
+            return Ok((made.get(0)?, made.get(1)?));
+        }
+        // This is the first command of the realm, and the last.
+        self.is_stained.set(true);
+        let command = self.command(name).ok_or(Error::Unknown)?;
+        Ok((command.handle.clone().restore(ctx)?.into_value(), command.object.clone().restore(ctx)?.into_value()))
+    }
+
     /// What states must look like.
     pub fn state_schema(&self) -> Option<&Schema> {
         self.state_schema.as_ref()
@@ -178,29 +207,30 @@ impl Module {
 
     /// What all commands of the realm need.
     pub fn realm<'js>(&self, ctx: &Ctx<'js>) -> Result<Realm<'js>, Error> {
-        let SavedRealm { invoke, unbox, plain } = &self.realm;
-        Ok(Realm { invoke: invoke.clone().restore(ctx)?, unbox: unbox.clone().restore(ctx)?, plain: plain.clone().restore(ctx)? })
+        let SavedRealm { renew, invoke, unbox, plain } = &self.realm;
+        Ok(Realm {
+            renew: renew.clone().restore(ctx)?,
+            invoke: invoke.clone().restore(ctx)?,
+            unbox: unbox.clone().restore(ctx)?,
+            plain: plain.clone().restore(ctx)?,
+        })
     }
 
     /// What an error of the engine is, and its message with file and line.
     pub fn describe(&self, error: Error, thrown: &Value<'_>) -> (HandlerFaultKind, String) {
-        describe(error, thrown, &self.file, &self.files)
+        let (place, message) = explain(error, thrown, &self.files);
+        let shift = |file: &str, line: u32| if let (1, Ok(forms)) = (line, self.forms.as_ref()) { forms.shift(file) } else { 0 };
+        let kind = match message.as_str() {
+            OUT_OF_MEMORY => HandlerFaultKind::MemoryLimit,
+            "RangeError: Maximum call stack size exceeded" => HandlerFaultKind::StackLimit,
+            _ => HandlerFaultKind::Exception,
+        };
+        let message = match place {
+            Some((file, line, column)) => format!("{file}:{line}:{}: {message}", column.saturating_sub(shift(&file, line)).max(1)),
+            None => format!("{}: {message}", self.file),
+        };
+        (kind, message)
     }
-}
-
-/// What an error of the engine is, and its message with file and line.
-fn describe(error: Error, thrown: &Value<'_>, file: &str, files: &BTreeMap<String, String>) -> (HandlerFaultKind, String) {
-    let (place, message) = explain(error, thrown, files);
-    let kind = match message.as_str() {
-        OUT_OF_MEMORY => HandlerFaultKind::MemoryLimit,
-        "RangeError: Maximum call stack size exceeded" => HandlerFaultKind::StackLimit,
-        _ => HandlerFaultKind::Exception,
-    };
-    let message = match place {
-        Some((file, line, column)) => format!("{file}:{line}:{column}: {message}"),
-        None => format!("{file}: {message}"),
-    };
-    (kind, message)
 }
 
 const OUT_OF_MEMORY: &str = "InternalError: out of memory";
@@ -256,9 +286,9 @@ fn frame_place(line: &str, files: &BTreeMap<String, String>) -> Option<(String, 
 
 /// The prelude's functions, in their realm.
 pub struct Prelude<'js> {
+    pub renew: Function<'js>,
     pub invoke: Function<'js>,
     pub unbox: Function<'js>,
-    pub harden: Function<'js>,
     pub plain: Object<'js>,
 }
 
@@ -275,12 +305,81 @@ impl<'js> Prelude<'js> {
         })?;
         let made: Object<'js> = prelude.call((random, log))?;
         let plain = ctx.globals().get::<_, Object<'js>>("Object")?.get("prototype")?;
-        Ok(Prelude { invoke: made.get("invoke")?, unbox: made.get("unbox")?, harden: made.get("harden")?, plain })
+        Ok(Prelude { renew: made.get("renew")?, invoke: made.get("invoke")?, unbox: made.get("unbox")?, plain })
     }
 }
 
-/// Evaluates a module to its end; gives its namespace. Freezes what it and its imports export.
-fn evaluate<'js>(ctx: &Ctx<'js>, file: &str, imports: &Imports, prelude: &Prelude<'js>) -> Result<Object<'js>, Vec<Problem>> {
+/// A module that was evaluated to its end.
+struct Evaluated<'js> {
+    namespace: Object<'js>,
+    /// What it and each of its imports export.
+    names: BTreeMap<String, BTreeSet<String>>,
+    /// Whether it, or an import, waited at its top level.
+    has_waited: bool,
+}
+
+impl Evaluated<'_> {
+    /// The functions that evaluate it anew, or why there are none.
+    fn forms(&self, file: &str, files: &BTreeMap<String, String>) -> Result<Forms, Problem> {
+        if self.has_waited {
+            return Err(slow(file, "it waits at its top level"));
+        }
+        Forms::make(files, file, &self.names).map_err(|(file, message)| slow(&file, &message))
+    }
+}
+
+fn slow(file: &str, message: &str) -> Problem {
+    Problem { file: file.to_owned(), place: None, message: message.to_owned() }
+}
+
+/// Prepares evaluating a module anew: its functions, or why there are none. What is found out is kept for the next realm.
+fn prepare<'js>(
+    evaluated: &Evaluated<'js>,
+    entity_type: &EntityType,
+    from: &LoadContext,
+    prelude: &Prelude<'js>,
+    commands: &BTreeMap<CommandName, Command>,
+    is_stained: &Cell<bool>,
+) -> (Option<Persistent<Array<'static>>>, KnownForms) {
+    let ctx = evaluated.namespace.ctx();
+    let file = format!("{entity_type}.js");
+    let known = from.forms.borrow().get(entity_type).cloned();
+    let untried = if known.is_none() { Some(commands) } else { None };
+    let mut forms = known.unwrap_or_else(|| Rc::new(evaluated.forms(&file, &from.files)));
+    let mut functions = None;
+    if let Ok(found) = forms.as_ref() {
+        is_stained.set(false);
+        match compile(ctx, found, prelude, untried) {
+            Ok(_) if is_stained.get() => forms = Rc::new(Err(slow(&file, "its top level makes a promise"))),
+            Ok(array) => functions = Some(Persistent::save(ctx, array)),
+            Err(error) => {
+                let (_, message) = explain(error, &ctx.catch(), &from.files);
+                forms = Rc::new(Err(slow(&file, &format!("evaluating it once more fails: {message}"))));
+            }
+        }
+    }
+    from.forms.borrow_mut().insert(entity_type.clone(), forms.clone());
+    (functions, forms)
+}
+
+/// Compiles functions, and tries them out on all commands where those are given.
+fn compile<'js>(ctx: &Ctx<'js>, forms: &Forms, prelude: &Prelude<'js>, commands: Option<&BTreeMap<CommandName, Command>>) -> Result<Array<'js>, Error> {
+    let functions = Array::new(ctx.clone())?;
+    for (place, (file, form)) in forms.list.iter().enumerate() {
+        // The functions are part of the file, in stacks and for imports at run time.
+        let mut options = EvalOptions::default();
+        options.filename = Some(file.clone());
+        functions.set(place, ctx.eval_with_options::<Function<'js>, _>(form.text.as_str(), options)?)?;
+    }
+    for name in commands.into_iter().flat_map(BTreeMap::keys) {
+        let made: Array<'js> = prelude.renew.call((functions.clone(), name.as_str()))?;
+        made.get::<Function<'js>>(0)?;
+    }
+    Ok(functions)
+}
+
+/// Evaluates a module to its end.
+fn evaluate<'js>(ctx: &Ctx<'js>, file: &str, imports: &Imports) -> Result<Evaluated<'js>, Vec<Problem>> {
     let thrown = |error: Error| {
         let thrown = ctx.catch();
         // A failed import is better explained by whoever refused it.
@@ -296,6 +395,7 @@ fn evaluate<'js>(ctx: &Ctx<'js>, file: &str, imports: &Imports, prelude: &Prelud
     let source = imports.files.get(file).map(String::as_str).unwrap_or_default();
     let module = rquickjs::Module::declare(ctx.clone(), file, source).map_err(thrown)?;
     let (module, promise) = module.eval().map_err(thrown)?;
+    let has_waited = promise.state() == PromiseState::Pending;
     run_jobs(ctx);
     match promise.state() {
         PromiseState::Resolved => {}
@@ -308,18 +408,20 @@ fn evaluate<'js>(ctx: &Ctx<'js>, file: &str, imports: &Imports, prelude: &Prelud
         }
     }
     let namespace = module.namespace().map_err(thrown)?;
-    let mut namespaces = vec![namespace.clone()];
+    let mut names = BTreeMap::from([(file.to_owned(), keys(&namespace).map_err(thrown)?)]);
     for import in imports.found.borrow().clone() {
-        let promise = rquickjs::Module::import(ctx, import).map_err(thrown)?;
+        let promise = rquickjs::Module::import(ctx, import.as_str()).map_err(thrown)?;
         run_jobs(ctx);
-        namespaces.extend(promise.result::<Object<'js>>().and_then(Result::ok));
-    }
-    for namespace in namespaces {
-        for exported in namespace.props::<rquickjs::Atom<'js>, Value<'js>>() {
-            prelude.harden.call::<_, ()>((exported.map_err(thrown)?.1,)).map_err(thrown)?;
+        if let Some(Ok(namespace)) = promise.result::<Object<'js>>() {
+            names.insert(import, keys(&namespace).map_err(thrown)?);
         }
     }
-    Ok(namespace)
+    Ok(Evaluated { namespace, names, has_waited })
+}
+
+/// The names that a module exports.
+fn keys(namespace: &Object<'_>) -> Result<BTreeSet<String>, Error> {
+    namespace.own_keys::<String>(Filter::new().string()).collect()
 }
 
 /// Runs what modules have left to run, within the time limit of loading.
@@ -382,11 +484,16 @@ impl Host {
         Host { entity_type, random, command: RefCell::default(), dice: RefCell::default(), lines_left: Cell::new(LOG_LINES_MAX) }
     }
 
+    /// No command runs: there are no random numbers.
+    pub fn rest(&self) {
+        *self.command.borrow_mut() = None;
+        *self.dice.borrow_mut() = None;
+        self.lines_left.set(LOG_LINES_MAX);
+    }
+
     /// A command begins.
     pub fn begin(&self, entity_id: &EntityId, command_id: &CommandId) {
         *self.command.borrow_mut() = Some((entity_id.clone(), command_id.clone()));
-        *self.dice.borrow_mut() = None;
-        self.lines_left.set(LOG_LINES_MAX);
     }
 
     fn next_unit(&self) -> Option<f64> {

@@ -13,6 +13,9 @@
   ]) {
     deleteProperty(globalThis, name);
   }
+  // Accessors of something that would last from one command to the next.
+  deleteProperty(Error, "stackTraceLimit");
+  deleteProperty(Error, "prepareStackTrace");
   // With this accessor gone, "__proto__" is a key like any other: `users[name] = …` holds for every name.
   deleteProperty(Object.prototype, "__proto__");
 
@@ -28,7 +31,7 @@
     }
   }
 
-  // The command's time; none while modules load, so that no module can remember one.
+  // The command's time; none while a module is evaluated, so that it is the same for every command.
   let now;
   const time = () => {
     if (now === undefined) {
@@ -182,6 +185,22 @@
   hidden.forEach(harden);
   areEngines = false;
 
+  // Evaluates a module anew, from the functions of its files, the last of which is its own. Gives one of its commands.
+  const renew = (files, name) => {
+    now = undefined;
+    const made = [];
+    const importFile = (place) => {
+      if (made[place] === undefined) {
+        const file = files[place];
+        made[place] = freeze(file(importFile));
+      }
+      return made[place];
+    };
+    const file = files[files.length - 1];
+    const command = file(importFile).commands[name];
+    return [command.handle, command];
+  };
+
   // Runs one command: [true, response, state], or [false, code, message, details]; whatever else is thrown is a failure.
   const invoke = (handle, command, state, request, entityId, version, commandId, commandTime) => {
     now = commandTime;
@@ -230,5 +249,5 @@
     return value;
   };
 
-  return { invoke, harden, unbox };
+  return { renew, invoke, unbox };
 });

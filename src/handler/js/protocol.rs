@@ -65,6 +65,8 @@ pub struct Manifest {
     pub entity_id_max: usize,
     /// The files it imports, directly or not.
     pub imports: BTreeSet<String>,
+    /// Why it cannot be evaluated anew in the same realm, so that each command needs one of its own.
+    pub slow: Option<Problem>,
 }
 
 /// One thing that is wrong in the sources of handlers.
