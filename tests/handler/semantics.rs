@@ -49,6 +49,7 @@ const BODIES: &[(&str, &str)] = &[
     ("reject('no', 'because'); return 1", r#"1 {"a":1}"#),
     ("return reject('no', 'because').code", r#""no" {"a":1}"#),
     ("throw { code: 'no', message: 'x', details: null }", r#"Exception thing.js: threw {"code":"no","message":"x","details":null}"#),
+    ("return reject('no', 'because')", "Exception thing.js: TypeError: the handler returned reject(...) instead of throwing it"),
     ("throw Object.create(Object.getPrototypeOf(reject('no', '')))", "Exception thing.js: threw {}"),
     ("throw reject('no', 'x', { b: NaN })", "response /details/b: NaN is no JSON"),
     ("throw reject('two words', '')", "Exception thing.js:2: TypeError: reject: the code must be a letter followed by at most 63 letters, digits and _ . : -"),

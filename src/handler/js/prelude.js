@@ -221,6 +221,10 @@
     try {
       const response = apply(handle, command, [state, request, context]);
       isRunning = false;
+      if (Rejection.isOne(response)) {
+        // Taken for a response it would commit what the handler meant to refuse.
+        throw new TypeError("the handler returned reject(...) instead of throwing it");
+      }
       return [true, response, state];
     } catch (thrown) {
       isRunning = false;
