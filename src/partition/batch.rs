@@ -144,7 +144,8 @@ impl Worker {
                 Commit::Taken { was_unknown } => {
                     self.head = None;
                     let own: &[Event] = if was_unknown { &events } else { &[] };
-                    let change = self.reconcile(batch, &run, own).await?;
+                    // What took the key may be the append itself, so a look-up that cannot be made leaves its callers in doubt.
+                    let change = self.reconcile(batch, &run, own).await.map_err(|error| if was_unknown { CommandError::OutcomeUnknown } else { error })?;
                     if !change.any_found {
                         // Lost a race against another writer: whoever waits longest here loses the next one, so the waits are drawn.
                         self.wait_for_turn().await;

@@ -22,10 +22,12 @@ struct Faults {
     lost_before: u32,
     lost_after: u32,
     lands_late: u32,
+    /// An append of unknown outcome that landed, after which nothing can be read for a while.
+    lost_and_away: u32,
 }
 
-const NO_FAULTS: Faults = Faults { interrupted: 0, unavailable: 0, lost_before: 0, lost_after: 0, lands_late: 0 };
-const MANY_FAULTS: Faults = Faults { interrupted: 50, unavailable: 30, lost_before: 60, lost_after: 60, lands_late: 60 };
+const NO_FAULTS: Faults = Faults { interrupted: 0, unavailable: 0, lost_before: 0, lost_after: 0, lands_late: 0, lost_and_away: 0 };
+const MANY_FAULTS: Faults = Faults { interrupted: 50, unavailable: 30, lost_before: 60, lost_after: 60, lands_late: 60, lost_and_away: 30 };
 
 /// A table with the three keys, in memory.
 struct FakeStore {
@@ -33,6 +35,8 @@ struct FakeStore {
     rows: Mutex<Vec<StoredEvent>>,
     rng: Mutex<StdRng>,
     faults: Faults,
+    /// Until when reads fail.
+    away_until: Mutex<Option<Instant>>,
     identity: LogIdentity,
 }
 
@@ -43,6 +47,7 @@ impl FakeStore {
             rows: Mutex::default(),
             rng: Mutex::new(StdRng::seed_from_u64(seed)),
             faults,
+            away_until: Mutex::default(),
             identity: LogIdentity::new([0; 32]),
         })
     }
@@ -54,6 +59,13 @@ impl FakeStore {
     async fn pause(&self) {
         let wait = u64::from(self.draw(0..4));
         tokio::time::sleep(Duration::from_millis(wait)).await;
+    }
+
+    /// What every read does first.
+    async fn read(&self) -> Result<(), StoreError> {
+        self.pause().await;
+        let is_away = self.away_until.lock().unwrap().is_some_and(|until| Instant::now() < until);
+        if is_away { Err(StoreError::Unavailable("away".into())) } else { Ok(()) }
     }
 
     fn insert(&self, events: &[Event]) -> Result<(), AppendError> {
@@ -95,15 +107,15 @@ impl Store for FakeStore {
     }
 
     async fn head(&self, _: &Partition) -> Result<u64, StoreError> {
-        self.pause().await;
+        self.read().await?;
         Ok(self.select(|rows| rows.iter().map(|row| row.event.event_id).max().unwrap_or(0)))
     }
 
     async fn append(&self, _: &Partition, events: &[Event]) -> Result<(), AppendError> {
         self.pause().await;
-        let Faults { interrupted, unavailable, lost_before, lost_after, lands_late } = self.faults;
+        let Faults { interrupted, unavailable, lost_before, lost_after, lands_late, lost_and_away } = self.faults;
         let fate = self.draw(0..1000);
-        let bounds = [interrupted, unavailable, lost_before, lost_after, lands_late].into_iter().scan(0, |sum, share| {
+        let bounds = [interrupted, unavailable, lost_before, lost_after, lands_late, lost_and_away].into_iter().scan(0, |sum, share| {
             *sum += share;
             Some(*sum)
         });
@@ -123,18 +135,23 @@ impl Store for FakeStore {
                 });
                 Err(AppendError::Unknown("lands late".into()))
             }
+            Some(5) => {
+                let _ = self.insert(events);
+                *self.away_until.lock().unwrap() = Some(Instant::now() + Duration::from_millis(self.draw(0..1000).into()));
+                Err(AppendError::Unknown("lost after, and away".into()))
+            }
             _ => self.insert(events),
         }
     }
 
     async fn newest(&self, _: &EntityType, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, StoreError> {
-        self.pause().await;
+        self.read().await?;
         let newest = |rows: &[StoredEvent], id: &EntityId| rows.iter().filter(|row| row.event.entity_id == *id).max_by_key(|row| row.event.version).cloned();
         Ok(self.select(|rows| ids.iter().map(|id| newest(rows, id)).collect()))
     }
 
     async fn find(&self, _: &EntityType, commands: &[(EntityId, CommandId)]) -> Result<Vec<Option<StoredEvent>>, StoreError> {
-        self.pause().await;
+        self.read().await?;
         let find = |rows: &[StoredEvent], id: &EntityId, command: &CommandId| {
             let row = rows.iter().find(|row| row.event.entity_id == *id && row.event.command_id == *command)?;
             Some(StoredEvent { event: Event { state: None, ..row.event.clone() }, ..row.clone() })
