@@ -65,6 +65,8 @@ impl Worker {
                 }
                 // Once a try may have landed, only a definite answer to the same append ends the doubt.
                 AppendError::Interrupted(_) | AppendError::Unavailable(_) if was_unknown => backoff.wait().await,
+                // It cannot come: nothing more is learnt by sending what is refused.
+                AppendError::TooLarge | AppendError::Refused(_) if was_unknown => return Commit::NotDone(CommandError::OutcomeUnknown),
                 AppendError::Interrupted(reason) => {
                     self.shared.metrics.conflict(Conflict::Interrupted);
                     interruptions += 1;
