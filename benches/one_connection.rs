@@ -73,6 +73,7 @@ fn insert(store: &Arc<dyn Store>, runtime: &tokio::runtime::Runtime, partition: 
         request: Json::trusted("{\"amount\":1}"),
         response: balance.clone(),
         state: Some(balance),
+        patch: None,
         handled_at: 0,
     };
     let started = Instant::now();

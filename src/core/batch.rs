@@ -4,7 +4,7 @@
 //! for handlers written in Rust, a handler process runs it for those in JavaScript. A command that fails changes
 //! nothing, so its neighbours never notice it.
 
-use super::event::{EventOutcome, LoadedEntity, ROW_OVERHEAD};
+use super::event::{EventOutcome, LoadedEntity, ROW_OVERHEAD, State};
 use super::ids::{CommandId, CommandName, EntityId, Version};
 use super::json::Json;
 use serde::{Deserialize, Serialize};
@@ -121,6 +121,26 @@ pub enum Failure {
     ResponseInvalid(Vec<SchemaError>),
 }
 
+/// How a new state is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// All of it.
+    Whole(Json),
+    /// What changed, where that is much less than the whole.
+    Patch {
+        /// A JSON Patch (RFC 6902) from the state before.
+        patch: Json,
+        /// How many bytes the whole text takes afterwards.
+        len: usize,
+    },
+}
+
+impl From<Json> for Change {
+    fn from(text: Json) -> Change {
+        Change::Whole(text)
+    }
+}
+
 /// What became of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
@@ -129,7 +149,7 @@ pub enum Outcome {
         /// Its response.
         response: Json,
         /// The new state.
-        state: Json,
+        state: Change,
     },
     /// The handler refused: `{code, message, details}`. The state stays.
     Rejected {
@@ -167,7 +187,7 @@ pub struct Call<'a> {
     /// The request.
     pub request: &'a Json,
     /// The state; `{}` for a new entity.
-    pub state: &'a Json,
+    pub state: &'a State,
     /// The command's time: milliseconds since 1970.
     pub now: i64,
 }
@@ -180,7 +200,7 @@ pub enum Decision {
         /// The response.
         response: Json,
         /// The new state.
-        state: Json,
+        state: Change,
     },
     /// No, by a business rule: `{code, message, details}`.
     Reject {
@@ -223,23 +243,27 @@ impl Work {
         let task = &self.tasks[self.done];
         let entity = &mut self.entities[task.entity];
         self.done += 1;
-        let kept = entity.state.as_ref().map_or(0, Json::len);
-        let documents = match &outcome {
-            Outcome::Accepted { response, state } => response.len() + state.len(),
-            Outcome::Rejected { rejection } => rejection.len() + kept,
+        let (answer, after) = match &outcome {
+            Outcome::Accepted { response, state: Change::Whole(state) } => (response, Some(State::Whole(state.clone()))),
+            Outcome::Accepted { response, state: Change::Patch { len, .. } } => (response, Some(State::Held { len: *len })),
+            Outcome::Rejected { rejection } => (rejection, entity.state.clone()),
             Outcome::Failed(_) | Outcome::NoRoom => return outcome,
         };
-        let row_bytes = ROW_OVERHEAD + task.command_id.as_str().len() + task.request.len() + documents;
+        let row_bytes = ROW_OVERHEAD + task.command_id.as_str().len() + task.request.len() + answer.len() + after.as_ref().map_or(0, State::len);
         if row_bytes > self.row_bytes_max {
             let message = format!("the event would take {row_bytes} bytes; at most {} are allowed", self.row_bytes_max);
             return Outcome::Failed(Failure::StateInvalid(vec![SchemaError { pointer: String::new(), message }]));
         }
         // The row that crosses the line still goes with this batch: the limit is half of what a statement may hold.
-        self.bytes_left = self.bytes_left.saturating_sub(row_bytes);
+        // Of a state that changes by patches, the batch writes the whole only once.
+        let spared = match (&outcome, &entity.state) {
+            (Outcome::Accepted { state: Change::Patch { patch, len }, .. }, Some(State::Held { .. })) => len.saturating_sub(patch.len()),
+            (Outcome::Rejected { .. }, Some(State::Held { len })) => *len,
+            _ => 0,
+        };
+        self.bytes_left = self.bytes_left.saturating_sub(row_bytes - spared);
         entity.version += 1;
-        if let Outcome::Accepted { state, .. } = &outcome {
-            entity.state = Some(state.clone());
-        }
+        entity.state = after;
         outcome
     }
 }
@@ -259,7 +283,7 @@ fn decide(entity: &LoadedEntity, task: &Task, handlers: &mut (impl Execute + ?Si
     if !is_met {
         return Err(Failure::VersionMismatch { version: entity.version });
     }
-    let empty = Json::empty_object();
+    let empty = State::Whole(Json::empty_object());
     handlers.execute(Call {
         entity_id: &entity.id,
         version: entity.version,
@@ -289,7 +313,7 @@ mod tests {
         }
 
         fn execute(&mut self, call: Call<'_>) -> Result<Decision, Failure> {
-            let before: i64 = call.state.parse().unwrap_or(0);
+            let before: i64 = call.state.text().and_then(|state| state.parse().ok()).unwrap_or(0);
             let Ok(amount) = call.request.parse::<i64>() else {
                 return Err(Failure::HandlerFailed(HandlerFault { kind: HandlerFaultKind::Exception, message: "no number".into() }));
             };
@@ -298,13 +322,13 @@ mod tests {
                 return Ok(Decision::Reject { rejection: Json::trusted("\"too low\"") });
             }
             let state = Json::trusted(after.to_string());
-            Ok(Decision::Accept { response: state.clone(), state })
+            Ok(Decision::Accept { response: state.clone(), state: state.into() })
         }
     }
 
     fn work(lines: &[&str], bytes: usize) -> Work {
         let entities = vec![
-            LoadedEntity { id: EntityId::trusted("old"), version: 4, state: Some(Json::trusted("10")) },
+            LoadedEntity { id: EntityId::trusted("old"), version: 4, state: Some(Json::trusted("10").into()) },
             LoadedEntity { id: EntityId::trusted("new"), version: 0, state: None },
         ];
         let tasks = lines
@@ -358,7 +382,7 @@ mod tests {
         ];
         let (outcomes, work) = run(work(&cases.map(|case| case.0), 1 << 20));
         assert_eq!(outcomes, cases.map(|case| case.1));
-        let left: Vec<_> = work.entities.iter().map(|entity| (entity.version, entity.state.clone().map(|state| state.to_string()))).collect();
+        let left: Vec<_> = work.entities.iter().map(|entity| (entity.version, entity.state.as_ref().and_then(State::text).map(|state| state.to_string()))).collect();
         assert_eq!(left, [(7, Some("0".into())), (3, Some("7".into()))]);
     }
 
@@ -373,7 +397,7 @@ mod tests {
     fn an_event_over_the_limit_of_a_row_fails_alone() {
         let mut work = work(&["old add 1", "old add 1"], 1 << 20);
         let state = Json::trusted("1".repeat(2000));
-        let outcome = work.record(Outcome::Accepted { response: Json::null(), state });
+        let outcome = work.record(Outcome::Accepted { response: Json::null(), state: state.into() });
         assert!(matches!(outcome, Outcome::Failed(Failure::StateInvalid(_))), "{outcome:?}");
         assert_eq!(work.entities[0].version, 4);
         assert_eq!(run(work).0, ["ok 11"]);

@@ -44,8 +44,11 @@ pub struct Event {
     pub request: Json,
     /// The handler's response, or the rejection.
     pub response: Json,
-    /// The whole state after the event; none where the entity does not exist yet (a rejected creation).
+    /// The whole state after the event; none where the entity does not exist yet (a rejected creation), or where `patch` stands for it.
     pub state: Option<Json>,
+    /// Where given, the row holds this instead of the whole state. Only in events to be written, and never in the newest one of an entity
+    /// in its append; events that are read have their whole state.
+    pub patch: Option<StatePatch>,
     /// The time that the handler saw: milliseconds since 1970 by the clock of the node that took the command.
     pub handled_at: i64,
 }
@@ -53,9 +56,18 @@ pub struct Event {
 impl Event {
     /// About how many bytes the event takes in a statement, before escaping.
     pub fn weight(&self) -> usize {
-        let state = self.state.as_ref().map_or(0, Json::len);
+        let state = self.state.as_ref().map_or(0, Json::len) + self.patch.as_ref().map_or(0, |patch| patch.patch.len());
         ROW_OVERHEAD + self.command_id.as_str().len() + self.request.len() + self.response.len() + state
     }
+}
+
+/// A state told as the change from the version before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatePatch {
+    /// The closest version below whose row holds the whole state; all rows between hold patches.
+    pub base: Version,
+    /// A JSON Patch (RFC 6902).
+    pub patch: Json,
 }
 
 /// What a row takes besides its documents and command id, generously.
@@ -78,5 +90,46 @@ pub struct LoadedEntity {
     /// Its newest version; 0 where it has no event.
     pub version: Version,
     /// Its state; none where it does not exist.
-    pub state: Option<Json>,
+    pub state: Option<State>,
+}
+
+/// A state while a batch runs on it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum State {
+    /// Its text.
+    Whole(Json),
+    /// Whoever runs the handlers holds it in a form of its own.
+    Held {
+        /// How many bytes its text takes.
+        len: usize,
+    },
+}
+
+impl State {
+    /// How many bytes its text takes.
+    pub fn len(&self) -> usize {
+        match self {
+            State::Whole(text) => text.len(),
+            State::Held { len } => *len,
+        }
+    }
+
+    /// Never true: the shortest document has one character. Here because `len` is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Its text, where it is here.
+    pub fn text(&self) -> Option<&Json> {
+        match self {
+            State::Whole(text) => Some(text),
+            State::Held { .. } => None,
+        }
+    }
+}
+
+impl From<Json> for State {
+    fn from(text: Json) -> State {
+        State::Whole(text)
+    }
 }

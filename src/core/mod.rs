@@ -8,12 +8,13 @@ pub mod batch;
 pub mod event;
 pub mod ids;
 pub mod json;
+pub mod patch;
 pub mod shard;
 pub mod token;
 
 pub use answer::{Answer, Replay};
-pub use batch::{Creates, Failure, HandlerFault, Outcome, Precondition, Task, Work};
-pub use event::{Event, EventOutcome, HandlerVersion, LoadedEntity, StoredEvent};
+pub use batch::{Change, Creates, Failure, HandlerFault, Outcome, Precondition, Task, Work};
+pub use event::{Event, EventOutcome, HandlerVersion, LoadedEntity, State, StatePatch, StoredEvent};
 pub use ids::{CommandId, CommandName, EntityId, EntityType, IdError, Version};
 pub use json::{Json, JsonError};
 pub use shard::{Partition, ShardCount, ShardId};

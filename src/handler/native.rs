@@ -11,10 +11,10 @@ mod merge;
 
 use super::random::{Dice, RandomKey};
 use super::schema::Schema;
-use super::{Handlers, HandlersUnavailable};
+use super::{Handlers, HandlersUnavailable, Ran};
 use crate::core::batch::{Call, Decision, Execute, HandlerFaultKind, SchemaError};
 use crate::core::ids::{ENTITY_ID_DEFAULT_MAX, ENTITY_ID_LIMIT};
-use crate::core::{CommandId, CommandName, Creates, EntityId, EntityType, Failure, HandlerFault, HandlerVersion, Json, Outcome, Version, Work};
+use crate::core::{Change, CommandId, CommandName, Creates, EntityId, EntityType, Failure, HandlerFault, HandlerVersion, Json, Version, Work};
 use async_trait::async_trait;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -302,9 +302,10 @@ fn default_version(entity_type: &EntityType, commands: &BTreeMap<CommandName, Co
 fn call<Signature, H: Handle<Signature>>(handler: &H, new: fn() -> Option<H::State>, context: &Context<'_>) -> Result<Decision, Failure> {
     let request = read(context.call.request, Failure::InvalidRequest)?;
     // A state without any member is that of a new entity, or as good as that.
-    let (mut state, stored) = match new().filter(|_| *context.call.state == Json::empty_object()) {
+    let before = context.call.state.text().ok_or_else(|| exception("the state is held elsewhere".into()))?;
+    let (mut state, stored) = match new().filter(|_| *before == Json::empty_object()) {
         Some(state) => (state, None),
-        None => (read(context.call.state, Failure::StateInvalid)?, Some(context.call.state)),
+        None => (read(before, Failure::StateInvalid)?, Some(before)),
     };
     // What the type makes of the stored state, to tell what it does not know from what the handler removes.
     let known = stored.map(|_| write(&state, Failure::StateInvalid)).transpose()?;
@@ -317,7 +318,7 @@ fn call<Signature, H: Handle<Signature>>(handler: &H, new: fn() -> Option<H::Sta
         after = merge::keep_unknown(stored, &known, after, |merged| merged.parse::<H::State>().is_ok())
             .map_err(|error| invalid(Failure::StateInvalid, "", error))?;
     }
-    Ok(Decision::Accept { response, state: after })
+    Ok(Decision::Accept { response, state: after.into() })
 }
 
 fn read<T: DeserializeOwned>(document: &Json, failure: fn(Vec<SchemaError>) -> Failure) -> Result<T, Failure> {
@@ -369,7 +370,7 @@ impl Code {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
             exception(format!("the handler panicked: {}", text.unwrap_or_else(|| "no message".into())))
         })??;
-        if let (Decision::Accept { state, .. }, Some(schema)) = (&decision, &self.state) {
+        if let (Decision::Accept { state: Change::Whole(state), .. }, Some(schema)) = (&decision, &self.state) {
             schema.check(state).map_err(Failure::StateInvalid)?;
         }
         Ok(decision)
@@ -412,11 +413,10 @@ impl Handlers for NativeHandlers {
         self.entity_id_max
     }
 
-    async fn run(&self, mut work: Work) -> Result<Vec<Outcome>, HandlersUnavailable> {
+    async fn run(&self, work: Work) -> Result<Ran, HandlersUnavailable> {
         let code = self.code.clone();
         let running = tokio::task::spawn_blocking(move || {
-            let mut code = &*code;
-            std::iter::from_fn(|| work.run_next(&mut code)).collect()
+            Ran::whole(work, &mut &*code)
         });
         running.await.map_err(|error| HandlersUnavailable(error.to_string()))
     }

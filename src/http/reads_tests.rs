@@ -24,6 +24,7 @@ fn memory() -> Memory {
             request: Json::trusted(request.to_owned()),
             response: Json::trusted(format!("\"r{version}\"")),
             state: state.map(|state| Json::trusted(state.to_owned())),
+            patch: None,
             handled_at: 0,
         },
         // One second apart, from 2023-11-14T22:13:21Z on.

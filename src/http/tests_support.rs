@@ -2,10 +2,10 @@
 
 use crate::core::batch::{Call, Decision, Execute, HandlerFault, HandlerFaultKind, SchemaError};
 use crate::core::{
-    CommandId, CommandName, Creates, EntityId, EntityType, Event, Failure, HandlerVersion, Json, LogIdentity, Outcome, Partition, ShardCount, StoredEvent,
+    CommandId, CommandName, Creates, EntityId, EntityType, Event, Failure, HandlerVersion, Json, LogIdentity, Partition, ShardCount, StoredEvent,
     Version, Work,
 };
-use crate::handler::{HandlerSet, Handlers, HandlersUnavailable};
+use crate::handler::{HandlerSet, Handlers, HandlersUnavailable, Ran};
 use crate::store::{AppendError, Content, Listed, Order, Store, StoreError};
 use async_trait::async_trait;
 use std::collections::BTreeMap;
@@ -142,11 +142,11 @@ impl Execute for Run<'_> {
         let Ok(amount) = call.request.parse::<i64>() else {
             return Err(Failure::InvalidRequest(vec![SchemaError { pointer: String::new(), message: "it is not an integer".into() }]));
         };
-        let sum = call.state.parse::<i64>().unwrap_or(0) + amount;
+        let sum = call.state.text().and_then(|state| state.parse::<i64>().ok()).unwrap_or(0) + amount;
         if sum < 0 {
             return Ok(Decision::Reject { rejection: Json::trusted(r#"{"code":"too_low","message":"the sum is too low"}"#) });
         }
-        Ok(Decision::Accept { response: Json::trusted(format!("{{\"sum\":{sum}}}")), state: Json::trusted(sum.to_string()) })
+        Ok(Decision::Accept { response: Json::trusted(format!("{{\"sum\":{sum}}}")), state: Json::trusted(sum.to_string()).into() })
     }
 }
 
@@ -168,8 +168,8 @@ impl Handlers for Account {
         20
     }
 
-    async fn run(&self, mut work: Work) -> Result<Vec<Outcome>, HandlersUnavailable> {
-        Ok(std::iter::from_fn(|| work.run_next(&mut Run(self))).collect())
+    async fn run(&self, work: Work) -> Result<Ran, HandlersUnavailable> {
+        Ok(Ran::whole(work, &mut Run(self)))
     }
 }
 

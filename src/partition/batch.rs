@@ -5,11 +5,14 @@ use super::commit::Commit;
 use super::queue::Envelope;
 use super::worker::Worker;
 use super::{CommandError, queue};
-use crate::core::{Answer, CommandId, EntityId, Event, EventOutcome, Json, LoadedEntity, Outcome, Replay, StoredEvent, Task, Work};
-use crate::handler::Handlers;
+use crate::core::{Answer, Change, CommandId, EntityId, Event, EventOutcome, Json, LoadedEntity, Outcome, Replay, State, StatePatch, StoredEvent, Task, Version, Work};
+use crate::handler::{Handlers, Ran};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::time::Instant;
+
+/// From how many bytes on a state that a rejection left as it was is not written again, unless it is the newest.
+const UNCHANGED_MIN: usize = 256;
 
 /// What becomes of one command of a batch.
 pub(super) enum Verdict {
@@ -116,10 +119,12 @@ struct Run {
     entities: Vec<usize>,
     bases: Vec<Base>,
     outcomes: Vec<Outcome>,
+    /// The whole state of each entity in `bases` after its last outcome.
+    states: Vec<Option<Json>>,
 }
 
 /// What a look after a conflict brought.
-struct Change {
+struct Found {
     /// Some commands were recorded already.
     any_found: bool,
     /// Some entities have moved on.
@@ -210,11 +215,11 @@ impl Worker {
             bytes_left: options.batch_bytes_max,
             row_bytes_max: options.row_bytes_max,
         };
-        let outcomes = handlers.run(work).await.map_err(|error| CommandError::Unavailable(error.to_string()))?;
-        if outcomes.len() != indices.len() {
+        let Ran { outcomes, states } = handlers.run(work).await.map_err(|error| CommandError::Unavailable(error.to_string()))?;
+        if outcomes.len() != indices.len() || states.len() != bases.len() {
             return Err(CommandError::Internal(format!("{} outcomes for {} commands", outcomes.len(), indices.len())));
         }
-        Ok(Run { indices, entities, bases, outcomes })
+        Ok(Run { indices, entities, bases, outcomes, states })
     }
 
     /// The entities from memory, and from the database what is not there.
@@ -227,7 +232,7 @@ impl Worker {
             if is_read {
                 missing.push(id.clone());
             }
-            let (version, state) = cached.map_or((0, None), |cached| (cached.version, cached.state));
+            let (version, state) = cached.map_or((0, None), |cached| (cached.version, cached.state.map(State::Whole)));
             bases.push(Base { loaded: LoadedEntity { id, version, state }, is_read });
         }
         if missing.is_empty() {
@@ -237,7 +242,7 @@ impl Worker {
         for (base, stored) in bases.iter_mut().filter(|base| base.is_read).zip(newest) {
             if let Some(stored) = stored {
                 base.loaded.version = stored.event.version;
-                base.loaded.state = stored.event.state;
+                base.loaded.state = stored.event.state.map(State::Whole);
             }
         }
         Ok(bases)
@@ -274,7 +279,7 @@ impl Worker {
 
     /// After a conflict: answers what is recorded, brings the states up to date. Where neither changed anything, the same outcomes may be
     /// appended again at a new head. `own` are the events that an append of unknown outcome may have left there.
-    async fn reconcile(&mut self, batch: &mut Batch, run: &Run, own: &[Event]) -> Result<Change, CommandError> {
+    async fn reconcile(&mut self, batch: &mut Batch, run: &Run, own: &[Event]) -> Result<Found, CommandError> {
         let found = self.find_recorded(batch, &run.indices).await?;
         let any_found = !found.is_empty();
         for (index, stored) in found {
@@ -303,7 +308,7 @@ impl Worker {
                 None => self.shared.caches.forget_state(&self.partition, &base.loaded.id),
             }
         }
-        Ok(Change { any_found, any_moved })
+        Ok(Found { any_found, any_moved })
     }
 
     /// The events that the given commands made already, durable.
@@ -384,36 +389,79 @@ impl Worker {
 impl Run {
     /// The events that the outcomes make, placed right after `head`, and their commands' indices in the batch.
     fn events(&self, batch: &Batch, handlers: &dyn Handlers, head: u64) -> (Vec<usize>, Vec<Event>) {
-        let mut entities: Vec<LoadedEntity> = self.bases.iter().map(|base| base.loaded.clone()).collect();
+        let mut last = vec![0; self.bases.len()];
+        for (at, entity) in self.entities.iter().enumerate().filter(|(at, _)| self.outcomes[*at].event_outcome().is_some()) {
+            last[*entity] = at;
+        }
+        let mut rows: Vec<Rows> = self.bases.iter().map(|base| Rows::after(&base.loaded)).collect();
         let mut indices = Vec::with_capacity(self.indices.len());
         let mut events = Vec::with_capacity(self.indices.len());
-        for ((index, entity), outcome) in self.indices.iter().zip(&self.entities).zip(&self.outcomes) {
-            let entity = &mut entities[*entity];
-            let (kind, response) = match outcome {
-                Outcome::Accepted { response, state } => {
-                    entity.state = Some(state.clone());
-                    (EventOutcome::Accepted, response)
-                }
+        for (at, (index, entity)) in self.indices.iter().zip(&self.entities).enumerate() {
+            let (outcome, response) = match &self.outcomes[at] {
+                Outcome::Accepted { response, .. } => (EventOutcome::Accepted, response),
                 Outcome::Rejected { rejection } => (EventOutcome::Rejected, rejection),
                 Outcome::Failed(_) | Outcome::NoRoom => continue,
             };
-            entity.version += 1;
+            let (state, patch) = rows[*entity].next(&self.outcomes[at], (at == last[*entity]).then(|| &self.states[*entity]));
             let envelope = &batch.leaders[*index];
             indices.push(*index);
             events.push(Event {
                 event_id: head + 1 + events.len() as u64,
-                entity_id: entity.id.clone(),
-                version: entity.version,
+                entity_id: self.bases[*entity].loaded.id.clone(),
+                version: rows[*entity].version,
                 command_id: envelope.command.command_id.clone(),
                 command: envelope.command.name.clone(),
-                outcome: kind,
+                outcome,
                 handler_version: handlers.version().clone(),
                 request: envelope.command.request.clone(),
                 response: response.clone(),
-                state: entity.state.clone(),
+                state,
+                patch,
                 handled_at: envelope.now,
             });
         }
         (indices, events)
+    }
+}
+
+/// What the rows of one entity hold, one after another: the newest is whole, those before it may be patches.
+struct Rows {
+    version: Version,
+    /// The newest version whose row is whole.
+    base: Version,
+    /// The state now; none where it does not exist, or is known only as patches.
+    text: Option<Json>,
+    exists: bool,
+}
+
+impl Rows {
+    fn after(loaded: &LoadedEntity) -> Rows {
+        let text = loaded.state.as_ref().and_then(State::text).cloned();
+        Rows { version: loaded.version, base: loaded.version, exists: text.is_some(), text }
+    }
+
+    /// The next row: the whole state or a patch. `whole` is given for the last row, whose state must be whole.
+    fn next(&mut self, outcome: &Outcome, whole: Option<&Option<Json>>) -> (Option<Json>, Option<StatePatch>) {
+        self.version += 1;
+        let patch = match outcome {
+            Outcome::Accepted { state: Change::Whole(text), .. } => {
+                (self.text, self.exists) = (Some(text.clone()), true);
+                None
+            }
+            Outcome::Accepted { state: Change::Patch { patch, .. }, .. } => {
+                (self.text, self.exists) = (None, true);
+                Some(patch.clone())
+            }
+            // A rejection leaves the state as it is.
+            _ => self.exists.then(|| Json::trusted("[]")).filter(|_| self.text.as_ref().is_none_or(|text| text.len() >= UNCHANGED_MIN)),
+        };
+        match (whole, patch) {
+            (Some(whole), _) => (whole.clone(), None),
+            (None, Some(patch)) => (None, Some(StatePatch { base: self.base, patch })),
+            (None, None) => {
+                self.base = self.version;
+                (self.text.clone(), None)
+            }
+        }
     }
 }

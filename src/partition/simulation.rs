@@ -5,8 +5,9 @@
 
 use super::*;
 use crate::core::batch::{Call, Decision, HandlerFault, HandlerFaultKind, SchemaError};
-use crate::core::{Creates, Event, HandlerVersion, LogIdentity, Outcome, ShardCount, StoredEvent, Work};
-use crate::handler::HandlersUnavailable;
+use crate::core::patch::Draft;
+use crate::core::{Change, Creates, Event, HandlerVersion, LogIdentity, Outcome, ShardCount, StatePatch, StoredEvent, Work};
+use crate::handler::{HandlersUnavailable, Ran};
 use crate::store::{AppendError, Content, Listed, Order, StoreError};
 use async_trait::async_trait;
 use rand::rngs::StdRng;
@@ -79,7 +80,17 @@ impl FakeStore {
                 return Err(AppendError::KeyTaken);
             }
         }
-        rows.extend(events.iter().map(|event| StoredEvent { event: event.clone(), committed_at: 0 }));
+        for event in events {
+            let mut event = event.clone();
+            if let Some(StatePatch { base, patch }) = event.patch.take() {
+                let before = rows.iter().find(|row| row.event.entity_id == event.entity_id && row.event.version + 1 == event.version).unwrap();
+                assert!(base < event.version && rows.iter().any(|row| row.event.entity_id == event.entity_id && row.event.version == base));
+                let mut draft = Draft::new(before.event.state.as_ref().unwrap()).unwrap();
+                draft.apply(&patch).unwrap();
+                event.state = Some(draft.text().unwrap());
+            }
+            rows.push(StoredEvent { event, committed_at: 0 });
+        }
         Ok(())
     }
 
@@ -217,12 +228,12 @@ impl crate::core::batch::Execute for Run<'_> {
         }
         let amount: i64 =
             call.request.parse().map_err(|_| Failure::InvalidRequest(vec![SchemaError { pointer: String::new(), message: "no number".into() }]))?;
-        let sum = call.state.parse::<i64>().unwrap_or(0) + amount;
+        let sum = call.state.text().and_then(|state| state.parse::<i64>().ok()).unwrap_or(0) + amount;
         if sum < 0 {
             return Ok(Decision::Reject { rejection: Json::trusted(format!("{{\"code\":\"low\",\"message\":\"{sum}\"}}")) });
         }
         let state = Json::trusted(sum.to_string());
-        Ok(Decision::Accept { response: state.clone(), state })
+        Ok(Decision::Accept { response: state.clone(), state: state.into() })
     }
 }
 
@@ -244,9 +255,20 @@ impl Handlers for Counter {
         20
     }
 
-    async fn run(&self, mut work: Work) -> Result<Vec<Outcome>, HandlersUnavailable> {
+    async fn run(&self, work: Work) -> Result<Ran, HandlersUnavailable> {
         tokio::time::sleep(Duration::from_millis(1)).await;
-        Ok(std::iter::from_fn(|| work.run_next(&mut Run(self))).collect())
+        let mut ran = Ran::whole(work, &mut Run(self));
+        // Some states are told as changes.
+        for outcome in &mut ran.outcomes {
+            if let Outcome::Accepted { state, .. } = outcome
+                && let Change::Whole(text) = state
+                && text.len() % 2 == 0
+            {
+                let patch = Json::trusted(format!("[{{\"op\":\"replace\",\"path\":\"\",\"value\":{text}}}]"));
+                *state = Change::Patch { patch, len: text.len() };
+            }
+        }
+        Ok(ran)
     }
 }
 

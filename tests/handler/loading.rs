@@ -34,7 +34,7 @@ async fn a_folder_of_modules_loads() {
     let version = account.version().to_string();
     assert!(version.len() == 16 && version.bytes().all(|byte| byte.is_ascii_hexdigit()), "{version}");
     assert_ne!(version, set["transfer"].version().to_string());
-    let outcomes = account.run(work(None, &[("open", "200")])).await.unwrap();
+    let outcomes = account.run(work(None, &[("open", "200")])).await.unwrap().outcomes;
     assert_eq!(show(&outcomes[0]), r#"null {"fee":10}"#);
 }
 
@@ -45,7 +45,7 @@ async fn a_reload_sees_what_changed_and_refuses_what_is_broken() {
         ("lib/rate.js", "export const rate = 1;"),
     ]);
     let first = folder.load().await.unwrap();
-    let answer = async |set: &HandlerSet| show(&set["account"].run(work(None, &[("open", "0")])).await.unwrap()[0]);
+    let answer = async |set: &HandlerSet| show(&set["account"].run(work(None, &[("open", "0")])).await.unwrap().outcomes[0]);
     assert_eq!(answer(&first).await, "1 {}");
     folder.write("lib/rate.js", "export const rate = 2;");
     let second = folder.load().await.unwrap();
@@ -158,7 +158,7 @@ async fn imported_values_cannot_carry_anything_over() {
     ]);
     let set = folder.load().await.unwrap();
     for _ in 0..2 {
-        let outcomes = set["thing"].run(work(None, &[("put", "0")])).await.unwrap();
+        let outcomes = set["thing"].run(work(None, &[("put", "0")])).await.unwrap().outcomes;
         assert_eq!(show(&outcomes[0]), "null {}");
     }
 }

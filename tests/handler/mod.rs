@@ -7,7 +7,7 @@ mod processes;
 mod semantics;
 
 use quokka::core::batch::HandlerFaultKind;
-use quokka::core::{CommandId, CommandName, EntityId, EntityType, Failure, Json, LoadedEntity, LogIdentity, Outcome, Task, Work};
+use quokka::core::{Change, CommandId, CommandName, EntityId, EntityType, Failure, Json, LoadedEntity, LogIdentity, Outcome, State, Task, Work};
 use quokka::handler::js::{LoadError, Options, load};
 use quokka::handler::{HandlerSet, Handlers, RandomKey};
 use std::num::NonZeroUsize;
@@ -89,7 +89,7 @@ impl Module {
 
     /// Runs commands on one entity with the given state.
     pub async fn run_on(&self, state: Option<&str>, commands: &[(&str, &str)]) -> Vec<Outcome> {
-        self.handlers.run(work(state, commands)).await.unwrap()
+        self.handlers.run(work(state, commands)).await.unwrap().outcomes
     }
 
     /// Runs `run` once.
@@ -105,7 +105,7 @@ pub async fn run_body(body: &str, state: &str, request: &str) -> String {
 
 pub fn work(state: Option<&str>, commands: &[(&str, &str)]) -> Work {
     let state = state.map(|state| Json::canonical(state.as_bytes()).unwrap());
-    let entities = vec![LoadedEntity { id: EntityId::new("e-1", 20).unwrap(), version: if state.is_some() { 3 } else { 0 }, state }];
+    let entities = vec![LoadedEntity { id: EntityId::new("e-1", 20).unwrap(), version: if state.is_some() { 3 } else { 0 }, state: state.map(State::Whole) }];
     let tasks = commands.iter().enumerate().map(|(number, (command, request))| Task {
         entity: 0,
         command_id: CommandId::new(&format!("c-{number}")).unwrap(),
@@ -124,7 +124,8 @@ pub fn show(outcome: &Outcome) -> String {
         format!("{name} {}", errors.join("; "))
     };
     match outcome {
-        Outcome::Accepted { response, state } => format!("{response} {state}"),
+        Outcome::Accepted { response, state: Change::Whole(state) } => format!("{response} {state}"),
+        Outcome::Accepted { response, state: Change::Patch { patch, .. } } => format!("{response} {patch}"),
         Outcome::Rejected { rejection } => format!("rejected {rejection}"),
         Outcome::NoRoom => "no room".into(),
         Outcome::Failed(Failure::InvalidRequest(found)) => errors("request", found),

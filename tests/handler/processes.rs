@@ -75,7 +75,7 @@ async fn a_batch_outlives_its_process() {
     let first = processes(&module.folder);
     let before = cpu_ticks(first[0]);
     let handlers = module.handlers.clone();
-    let batch = tokio::spawn(async move { handlers.run(long_batch()).await.unwrap() });
+    let batch = tokio::spawn(async move { handlers.run(long_batch()).await.unwrap().outcomes });
     until_busy(first[0], before).await;
     signal(&first, Signal::KILL);
     assert_long_batch(&batch.await.unwrap());
@@ -88,7 +88,7 @@ async fn a_batch_outlives_a_process_that_is_stopped() {
     let first = processes(&module.folder);
     let before = cpu_ticks(first[0]);
     let handlers = module.handlers.clone();
-    let batch = tokio::spawn(async move { handlers.run(long_batch()).await.unwrap() });
+    let batch = tokio::spawn(async move { handlers.run(long_batch()).await.unwrap().outcomes });
     until_busy(first[0], before).await;
     signal(&first, Signal::STOP);
     assert_long_batch(&batch.await.unwrap());
@@ -100,7 +100,7 @@ async fn a_command_that_crashes_its_process_is_found_out() {
     let module = generous(&ADD.replace("let x = 0;", "let x = 0; if (request === 0) while (true) {}")).await;
     let handlers = module.handlers.clone();
     let commands = [("add", "1"), ("add", "1"), ("work", "0"), ("add", "1")];
-    let batch = tokio::spawn(async move { handlers.run(work(None, &commands)).await.unwrap() });
+    let batch = tokio::spawn(async move { handlers.run(work(None, &commands)).await.unwrap().outcomes });
     while !batch.is_finished() {
         // Far more than loading takes: the endless command runs.
         let running: Vec<Pid> = processes(&module.folder).into_iter().filter(|pid| cpu_ticks(*pid) > Some(30)).collect();
@@ -125,7 +125,7 @@ async fn many_batches_at_once_keep_apart() {
             if number % 16 == 5 {
                 commands[10].0 = "spin";
             }
-            (number, handlers.run(work(None, &commands)).await.unwrap())
+            (number, handlers.run(work(None, &commands)).await.unwrap().outcomes)
         })
     });
     for batch in batches.collect::<Vec<_>>() {

@@ -259,6 +259,6 @@ async fn a_full_batch_says_so() {
     let module = Module::of_body("return 'x'.repeat(request)").await;
     let mut work = work(Some("{}"), &[("run", "10"), ("run", "20000"), ("run", "10"), ("run", "10")]);
     (work.row_bytes_max, work.bytes_left) = (10_000, 300);
-    let shown: Vec<String> = module.handlers.run(work).await.unwrap().iter().map(show).collect();
+    let shown: Vec<String> = module.handlers.run(work).await.unwrap().outcomes.iter().map(show).collect();
     assert_eq!(shown, [r#""xxxxxxxxxx" {}"#, "state : the event would take 20268 bytes; at most 10000 are allowed", r#""xxxxxxxxxx" {}"#, "no room"]);
 }

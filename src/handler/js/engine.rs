@@ -185,14 +185,15 @@ impl<'js> Session<'_, 'js> {
         let state = self.write(second, Document::State)?;
         check(command.response.as_ref(), &response, Failure::ResponseInvalid)?;
         check(self.module.state_schema(), &state, Failure::StateInvalid)?;
-        Ok(Decision::Accept { response, state })
+        Ok(Decision::Accept { response, state: state.into() })
     }
 
     fn invoke(&self, call: Call<'_>) -> Result<Array<'js>, Error> {
         self.module.host().rest();
         let (handle, this) = self.module.handler(self.ctx, &self.renew, call.command)?;
         self.module.host().begin(call.entity_id, call.command_id);
-        let state = to_js(self.ctx, call.state)?;
+        let state = call.state.text().ok_or_else(|| Error::new_from_js("state", "text"))?;
+        let state = to_js(self.ctx, state)?;
         let request = to_js(self.ctx, call.request)?;
         let mut arguments = Args::new(self.ctx.clone(), 8);
         arguments.push_args([handle, this, state, request])?;

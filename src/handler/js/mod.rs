@@ -21,6 +21,7 @@ mod pool;
 mod protocol;
 mod sandbox;
 mod sources;
+mod states;
 mod value;
 
 pub use child::{SUBCOMMAND, child_main};
@@ -28,8 +29,8 @@ pub use protocol::Problem;
 pub use sources::Sources;
 
 use super::random::RandomKey;
-use super::{HandlerSet, Handlers, HandlersUnavailable};
-use crate::core::{CommandName, Creates, EntityType, HandlerVersion, Outcome, Work};
+use super::{HandlerSet, Handlers, HandlersUnavailable, Ran};
+use crate::core::{CommandName, Creates, EntityType, HandlerVersion, Work};
 use async_trait::async_trait;
 use pool::{Pool, Start, Worker};
 use protocol::{End, Load, Manifest, Message};
@@ -172,7 +173,7 @@ impl Handlers for JsHandlers {
         self.manifest.entity_id_max
     }
 
-    async fn run(&self, work: Work) -> Result<Vec<Outcome>, HandlersUnavailable> {
+    async fn run(&self, work: Work) -> Result<Ran, HandlersUnavailable> {
         self.pool.run(self.place, work).await
     }
 }

@@ -6,10 +6,12 @@
 
 use super::child::SUBCOMMAND;
 use super::module::LOG_PREFIX;
+use super::states::States;
 use super::protocol::{End, Flush, HEADER, Message, Report, frame};
 use crate::core::batch::HandlerFaultKind;
-use crate::core::{Failure, HandlerFault, Outcome, Work};
-use crate::handler::HandlersUnavailable;
+use crate::core::patch::PatchError;
+use crate::core::{Failure, HandlerFault, Json, Outcome, State, Work};
+use crate::handler::{HandlersUnavailable, Ran};
 use serde::de::DeserializeOwned;
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -178,20 +180,18 @@ impl Pool {
     }
 
     /// Runs a batch on one module.
-    pub async fn run(self: &Arc<Self>, module: usize, mut work: Work) -> Result<Vec<Outcome>, HandlersUnavailable> {
+    pub async fn run(self: &Arc<Self>, module: usize, mut work: Work) -> Result<Ran, HandlersUnavailable> {
         let place = self.places.clone().acquire_owned().await.map_err(|error| HandlersUnavailable(error.to_string()))?;
         let first = work.done;
         let total = work.tasks.len() - first;
         let mut outcomes: Vec<Outcome> = Vec::with_capacity(total);
+        let mut states = States::new(&work.entities);
         let mut flush = Flush::AtEnd;
         // How many processes have died at the task that is next, as far as is known.
         let mut deaths = 0;
         while outcomes.len() < total {
             // What is known already has happened as far as the rest is concerned.
-            while work.done - first < outcomes.len() {
-                let outcome = outcomes[work.done - first].clone();
-                work.record(outcome);
-            }
+            follow(&mut work, &mut states, &outcomes, first)?;
             let mut worker = self.worker().await?;
             let message = Message::Run { module, flush, work: Cow::Borrowed(&work) };
             let message = frame(&message).map_err(|error| HandlersUnavailable(format!("the batch cannot be sent: {error}")))?;
@@ -199,7 +199,8 @@ impl Pool {
             match worker.exchange(&message, &mut outcomes, total).await {
                 Ended::Told(End::Done) => {
                     self.idle().push(worker);
-                    return Ok(outcomes);
+                    let states = follow(&mut work, &mut states, &outcomes, first)?;
+                    return Ok(Ran { outcomes, states });
                 }
                 Ended::Told(End::UsedUp | End::More) => {}
                 Ended::Told(End::Overran) => {
@@ -224,7 +225,8 @@ impl Pool {
             drop(worker);
         }
         self.replace(place);
-        Ok(outcomes)
+        let states = follow(&mut work, &mut states, &outcomes, first)?;
+        Ok(Ran { outcomes, states })
     }
 
     /// Starts a process for the place of one that was used up, for whoever comes next.
@@ -238,6 +240,21 @@ impl Pool {
             drop(place);
         });
     }
+}
+
+/// Notes the outcomes that are new; the whole states after them.
+fn follow(work: &mut Work, states: &mut States, outcomes: &[Outcome], first: usize) -> Result<Vec<Option<Json>>, HandlersUnavailable> {
+    let broken = |error: PatchError| HandlersUnavailable(error.to_string());
+    while work.done - first < outcomes.len() {
+        let outcome = &outcomes[work.done - first];
+        states.follow(work.tasks[work.done].entity, outcome).map_err(broken)?;
+        work.record(outcome.clone());
+    }
+    let texts = states.texts().map_err(broken)?;
+    for (entity, text) in work.entities.iter_mut().zip(&texts) {
+        entity.state = text.clone().map(State::Whole);
+    }
+    Ok(texts)
 }
 
 fn failed(kind: HandlerFaultKind, message: String) -> Outcome {

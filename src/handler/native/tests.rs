@@ -1,5 +1,5 @@
 use super::*;
-use crate::core::{LoadedEntity, LogIdentity, Task};
+use crate::core::{LoadedEntity, Outcome, State, LogIdentity, Task};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -75,11 +75,11 @@ async fn run(entity: Entity, state: Option<&str>, commands: &[(&str, &str)]) -> 
         precondition: None,
         now: 5,
     });
-    let entities = vec![LoadedEntity { id: EntityId::new("a", 20).unwrap(), version: state.map_or(0, |_| 3), state: state.map(json) }];
+    let entities = vec![LoadedEntity { id: EntityId::new("a", 20).unwrap(), version: state.map_or(0, |_| 3), state: state.map(json).map(State::Whole) }];
     let work = Work { entities, tasks: tasks.collect(), done: 0, bytes_left: 1 << 20, row_bytes_max: 1 << 20 };
-    let outcomes = handlers.run(work).await.unwrap();
+    let outcomes = handlers.run(work).await.unwrap().outcomes;
     let show = |outcome| match outcome {
-        Outcome::Accepted { response, state } => format!("{response} {state}"),
+        Outcome::Accepted { response, state: Change::Whole(state) } => format!("{response} {state}"),
         Outcome::Rejected { rejection } => format!("rejected {rejection}"),
         Outcome::Failed(Failure::HandlerFailed(fault)) => format!("{:?} {}", fault.kind, fault.message),
         Outcome::Failed(Failure::InvalidRequest(errors)) => format!("request {}", errors[0].pointer),

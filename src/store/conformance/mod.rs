@@ -103,6 +103,7 @@ pub fn event(event_id: u64, entity_id: &str, version: u64, command_id: &str) -> 
         request: Json::canonical(br#"{"amount":10}"#).unwrap(),
         response: Json::canonical(br#"{"balance":90}"#).unwrap(),
         state: Some(Json::canonical(format!(r#"{{"version":{version}}}"#).as_bytes()).unwrap()),
+        patch: None,
         handled_at: 1_700_000_000_123,
     }
 }

@@ -59,7 +59,7 @@ impl Cells {
         let handled_at = self.number("handled_at")?;
         let committed_at = self.number("committed_at")?;
         let state = self.text_or_null("state")?.map(Json::trusted);
-        let event = Event { event_id, entity_id, version, command_id, command, outcome, handler_version, request, response, state, handled_at };
+        let event = Event { event_id, entity_id, version, command_id, command, outcome, handler_version, request, response, state, patch: None, handled_at };
         Ok(StoredEvent { event, committed_at })
     }
 }

@@ -41,6 +41,7 @@ pub(super) fn event(row: &Row) -> Result<StoredEvent, StoreError> {
         handler_version: HandlerVersion(text(6)?.into()),
         request: get::<Option<String>>(row, 7)?.map_or_else(Json::null, Json::trusted),
         response: Json::trusted(text(8)?),
+        patch: None,
         handled_at: get(row, 9)?,
         state: get::<Option<String>>(row, 11)?.map(Json::trusted),
     };

@@ -180,6 +180,7 @@ mod tests {
             request: Json::null(),
             response: Json::trusted(format!("\"{}\"", "x".repeat(response_bytes))),
             state: None,
+            patch: None,
             handled_at: 0,
         };
         Append { table: "\"account\"".into(), shard: ShardId(shard), events: vec![event], answer: oneshot::channel().0 }
