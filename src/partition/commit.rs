@@ -1,10 +1,11 @@
 //! Committing a batch: one append, tried until it is known whether it happened.
 
 use super::CommandError;
-use super::worker::{Backoff, Worker};
+use super::worker::{Backoff, Core};
 use crate::core::Event;
 use crate::metrics::Conflict;
 use crate::store::AppendError;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// How often an append that the database gave up on is sent again before callers are told that it did not happen.
@@ -12,8 +13,8 @@ const INTERRUPTIONS_MAX: u32 = 5;
 
 /// What became of an append.
 pub(super) enum Commit {
-    /// It is durable.
-    Done,
+    /// It is durable, and how long that took.
+    Done(Duration),
     /// Surely not there, or there already: some key is taken.
     Taken {
         /// Whether an earlier try of the same append had an unknown outcome, so that what took the key may be the append itself.
@@ -25,10 +26,10 @@ pub(super) enum Commit {
     NotDone(CommandError),
 }
 
-impl Worker {
+impl Core {
     /// Appends the events; returns when it is known what became of them, however long that takes. What surely did not happen is given up where
     /// another try would end after `deadline`, so that callers hear so while they still listen.
-    pub(super) async fn commit(&mut self, events: &[Event], deadline: Instant) -> Commit {
+    pub(super) async fn commit(&self, events: &[Event], deadline: Instant) -> Commit {
         let started = Instant::now();
         let mut patience = self.patience();
         let mut backoff = Backoff::new();
@@ -38,10 +39,10 @@ impl Worker {
             let sent = Instant::now();
             let error = match self.shared.store.append(&self.partition, events).await {
                 Ok(()) => {
-                    self.won_race(started.elapsed());
                     self.shared.metrics.rows.record(events.len() as f64);
-                    self.shared.metrics.commit_seconds.record(started.elapsed());
-                    return Commit::Done;
+                    let took = started.elapsed();
+                    self.shared.metrics.commit_seconds.record(took);
+                    return Commit::Done(took);
                 }
                 Err(error) => error,
             };

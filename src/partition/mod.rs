@@ -12,6 +12,7 @@ mod cache;
 mod commit;
 mod metrics;
 mod queue;
+mod run;
 #[cfg(test)]
 mod simulation;
 mod worker;

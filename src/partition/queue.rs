@@ -51,6 +51,11 @@ impl Envelope {
         self.ticket.compare_exchange(QUEUED, CLAIMED, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
+    /// Whether its caller has gone before it was claimed.
+    pub fn is_abandoned(&self) -> bool {
+        self.ticket.load(Ordering::Acquire) == ABANDONED
+    }
+
     /// Puts a claimed command, of which nothing was sent to the database, back among the queued ones.
     pub fn release(&self) {
         self.ticket.store(QUEUED, Ordering::Release);
