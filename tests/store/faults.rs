@@ -18,6 +18,8 @@ super::on_both_servers! { database:
     no_connection_means_not_done
     a_key_that_a_stranger_holds_interrupts
     a_holder_that_gives_up_lets_one_through
+    a_strangers_lock_holds_up_its_own_partition_alone
+    appends_in_company_hear_each_their_own_outcome
     a_killed_query_is_surely_not_done
     a_killed_connection_is_unknown
 }
@@ -138,6 +140,55 @@ async fn a_holder_that_gives_up_lets_one_through(database: Database) {
     }
     assert_eq!(written, 1);
     assert_eq!(store.list(&account(), None, 10).await.unwrap().len(), 1);
+}
+
+async fn a_strangers_lock_holds_up_its_own_partition_alone(database: Database) {
+    let store = store(database.url()).await;
+    let mut stranger = stranger(&database).await;
+    let append = |shard: u16, round: u64| {
+        let store = store.clone();
+        let event = event(round, &format!("e{shard}"), round, &format!("k{round}"));
+        tokio::spawn(async move { store.append(&partition(shard), &[event]).await })
+    };
+    // More than go at once, so that they share statements; the stranger holds the first key of partition 7.
+    let mut others: Vec<_> = (0..40).map(|shard| append(shard, 1)).collect();
+    let held = others.remove(7);
+    for round in 2..=4 {
+        for other in others {
+            other.await.unwrap().unwrap();
+        }
+        assert!(!held.is_finished());
+        others = (8..40).map(|shard| append(shard, round)).collect();
+    }
+    for other in others {
+        other.await.unwrap().unwrap();
+    }
+    stranger.query_drop("ROLLBACK").await.unwrap();
+    held.await.unwrap().unwrap();
+    assert_eq!(store.list(&account(), None, 100).await.unwrap().len(), 40);
+}
+
+async fn appends_in_company_hear_each_their_own_outcome(database: Database) {
+    let store = store(database.url()).await;
+    store.append(&partition(3), &[event(1, "e3", 1, "k1")]).await.unwrap();
+    store.append(&partition(5), &[event(1, "e5", 1, "k1")]).await.unwrap();
+    // Partition 3 meets a taken position, 5 a taken key.
+    let appends: Vec<_> = (0..40)
+        .map(|shard| {
+            let store = store.clone();
+            let event = event(if shard == 5 { 2 } else { 1 }, &format!("e{shard}"), 1, "k2");
+            tokio::spawn(async move { store.append(&partition(shard), &[event]).await })
+        })
+        .collect();
+    for (shard, append) in appends.into_iter().enumerate() {
+        let outcome = append.await.unwrap();
+        match shard {
+            3 => assert!(matches!(outcome, Err(AppendError::PositionTaken)), "{outcome:?}"),
+            5 => assert!(matches!(outcome, Err(AppendError::KeyTaken)), "{outcome:?}"),
+            _ => outcome.unwrap(),
+        }
+    }
+    assert_eq!(store.list(&account(), None, 100).await.unwrap().len(), 40);
 }
 
 /// An append that waits for a stranger's key, killed with the statement given; then the stranger gives up.

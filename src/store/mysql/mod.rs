@@ -6,6 +6,7 @@
 //! Works on a database that other programs use too: its own tables start with `quokka_`, those of entity types have the type's name.
 
 mod barrier;
+mod combine;
 mod open;
 mod pool;
 mod rows;
@@ -17,6 +18,7 @@ use super::{Content, Listed, Options, Order, Store};
 use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Version};
 use async_trait::async_trait;
 use barrier::Barrier;
+use combine::Combiner;
 use mysql_async::Row;
 use pool::{Failure, Pool};
 use rows::Cells;
@@ -47,13 +49,15 @@ pub struct MysqlStore {
     shards: ShardCount,
     identity: LogIdentity,
     barrier: Barrier,
+    combiner: Combiner,
 }
 
 impl MysqlStore {
     /// Connects, makes the database and quokka's own tables where they are missing, and checks that they fit this program and its options.
     pub async fn open(options: &Options) -> Result<MysqlStore, OpenError> {
         let (pool, identity) = open::open(options).await?;
-        Ok(MysqlStore { pool, shards: options.shards, identity, barrier: Barrier::new() })
+        let combiner = Combiner::new(pool.clone());
+        Ok(MysqlStore { pool, shards: options.shards, identity, barrier: Barrier::new(), combiner })
     }
 
     async fn read(&self, statement: Statement) -> Result<Vec<Row>, StoreError> {
@@ -121,11 +125,7 @@ impl Store for MysqlStore {
     }
 
     async fn append(&self, partition: &Partition, events: &[Event]) -> Result<(), AppendError> {
-        let statement = statement::insert(partition, events);
-        if statement.as_bytes().len() + PACKET_OVERHEAD > self.max_allowed_packet() {
-            return Err(AppendError::TooLarge);
-        }
-        self.pool.query(statement.as_bytes()).await.map(|_| ()).map_err(append_error)
+        self.combiner.append(partition, events, self.max_allowed_packet().saturating_sub(PACKET_OVERHEAD)).await
     }
 
     async fn newest(&self, entity_type: &EntityType, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, StoreError> {

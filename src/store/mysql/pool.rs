@@ -11,7 +11,7 @@ use super::server::Server;
 use crate::store::error::{mysql_connect_text, mysql_is_duplicate_key, mysql_is_read_only, mysql_is_unknown_database};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder, Row};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -104,15 +104,43 @@ impl Pool {
 
     /// Runs one statement in the text protocol and returns its rows, in one round trip.
     pub(super) async fn query(&self, statement: &[u8]) -> Result<Vec<Row>, Failure> {
+        self.run(statement, None).await
+    }
+
+    /// The same, but asks the server after `patience` to give the statement up where it still can. What became of it is told as ever.
+    pub(super) async fn query_within(&self, statement: &[u8], patience: Duration) -> Result<Vec<Row>, Failure> {
+        self.run(statement, Some(patience)).await
+    }
+
+    async fn run(&self, statement: &[u8], patience: Option<Duration>) -> Result<Vec<Row>, Failure> {
         let mut borrowed = self.borrow().await.map_err(Failure::NotSent)?;
         let Some(conn) = &mut borrowed.conn else { unreachable!("a connection is taken out only at its end") };
-        match timeout(self.0.statement_timeout, conn.query::<Row, _>(statement)).await {
+        let id = conn.id();
+        let is_asked = AtomicBool::new(false);
+        let give_up = async {
+            let Some(patience) = patience else { return std::future::pending().await };
+            tokio::time::sleep(patience).await;
+            is_asked.store(true, Ordering::Relaxed);
+            // Boxed, since this runs a statement in its turn. Whether it gets through shows in what becomes of the other one.
+            let kill = format!("KILL QUERY {id}");
+            let _ = Box::pin(self.run(kill.as_bytes(), None)).await;
+            std::future::pending().await
+        };
+        let answer = async {
+            tokio::select! {
+                answer = timeout(self.0.statement_timeout, conn.query::<Row, _>(statement)) => answer,
+                never = give_up => never,
+            }
+        };
+        match answer.await {
+            // What was asked of the server may still be on its way and would meet the next statement: that connection is closed.
+            Ok(Ok(rows)) if is_asked.load(Ordering::Relaxed) => Ok(rows),
             Ok(Ok(rows)) => {
                 borrowed.give_back();
                 Ok(rows)
             }
             Ok(Err(error)) => {
-                if mysql_is_duplicate_key(&error) {
+                if mysql_is_duplicate_key(&error) && !is_asked.load(Ordering::Relaxed) {
                     borrowed.give_back();
                 } else if error.is_fatal() || mysql_is_read_only(&error) {
                     self.drop_idle();

@@ -82,12 +82,28 @@ impl Statement {
     }
 }
 
-/// All events in one INSERT. It is one statement in autocommit, so that it holds no lock across a round trip.
-pub(super) fn insert(partition: &Partition, events: &[Event]) -> Statement {
-    let mut statement = Statement(Vec::with_capacity(events.iter().map(|event| event.weight() + event.weight() / 8).sum()));
-    statement.sql("INSERT INTO ").sql(&table(&partition.entity_type));
-    statement.sql(" (shard, event_id, entity_id, version, command_id, command_name, outcome, handler_version, request, response, state, handled_at, committed_at) VALUES ");
-    statement.list(events, |statement, event| row(statement, partition, event));
+/// Columns of a row as it is written.
+const WRITTEN: &str =
+    " (shard, event_id, entity_id, version, command_id, command_name, outcome, handler_version, request, response, state, handled_at, committed_at) VALUES ";
+
+/// The rows of events, as one part of an INSERT.
+pub(super) fn rows(partition: &Partition, events: &[Event]) -> Vec<u8> {
+    let mut rows = Statement(Vec::with_capacity(events.iter().map(|event| event.weight() + event.weight() / 8).sum()));
+    rows.list(events, |statement, event| row(statement, partition, event));
+    rows.0
+}
+
+/// How many bytes an INSERT of these rows takes.
+pub(super) fn insert_len(entity_type: &EntityType, rows: &[u8]) -> usize {
+    "INSERT INTO ".len() + table(entity_type).len() + WRITTEN.len() + rows.len()
+}
+
+/// All rows in one INSERT. It is one statement in autocommit, so that it holds no lock across a round trip.
+pub(super) fn insert(entity_type: &EntityType, rows: &[&[u8]]) -> Statement {
+    let length = rows.iter().map(|rows| rows.len() + 1).sum::<usize>();
+    let mut statement = Statement(Vec::with_capacity(insert_len(entity_type, &[]) + length));
+    statement.sql("INSERT INTO ").sql(&table(entity_type)).sql(WRITTEN);
+    statement.list(rows, |statement, rows| statement.0.extend_from_slice(rows));
     statement
 }
 
