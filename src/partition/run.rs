@@ -10,9 +10,6 @@ use crate::handler::Ran;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// From how many bytes on a state that a rejection left as it was is not written again, unless it is the newest.
-const UNCHANGED_MIN: usize = 256;
-
 /// An entity as a run found it and as it leaves it.
 pub(super) struct Base {
     pub before: LoadedEntity,
@@ -235,7 +232,7 @@ impl Rows {
                 Some(patch.clone())
             }
             // A rejection leaves the state as it is.
-            _ => self.exists.then(|| Json::trusted("[]")).filter(|_| self.text.as_ref().is_none_or(|text| text.len() >= UNCHANGED_MIN)),
+            _ => (self.exists && self.text.is_none()).then(|| Json::trusted("[]")),
         };
         match (whole, patch) {
             (Some(whole), _) => (whole.and_then(State::text).cloned(), None),
