@@ -10,9 +10,10 @@ CREATE TABLE IF NOT EXISTS {table} (
   handler_version VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'hash of the code that decided',
   request         LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL COMMENT 'JSON; NULL where there was none',
   response        LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL COMMENT 'JSON: the answer, or the rejection',
-  state           LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL COMMENT 'JSON: the whole state after the event; NULL where the entity does not exist yet',
+  state           LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL COMMENT 'JSON: the state after the event, whole or as a change; NULL where the entity does not exist yet',
   handled_at      BIGINT NOT NULL COMMENT 'the time that the handler saw: milliseconds since 1970',
   committed_at    DATETIME(6) NOT NULL COMMENT 'UTC by the clock of the database; for people, never for order',
+  state_base      BIGINT UNSIGNED NULL COMMENT 'NULL: state is whole; else state is a JSON Patch from the version before, and this the closest version below with a whole one',
   CONSTRAINT primary_position PRIMARY KEY (shard, event_id),
   UNIQUE KEY unique_version (entity_id, version),
   UNIQUE KEY unique_command (entity_id, command_id)

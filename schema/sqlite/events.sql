@@ -11,9 +11,10 @@ CREATE TABLE IF NOT EXISTS {table} (
   handler_version TEXT    NOT NULL, -- hash of the code that decided
   request         TEXT    NULL,     -- JSON; NULL where there was none
   response        TEXT    NOT NULL, -- JSON: the answer, or the rejection
-  state           TEXT    NULL,     -- JSON: the whole state after the event; NULL where the entity does not exist yet
+  state           TEXT    NULL,     -- JSON: the state after the event, whole or as a change; NULL where the entity does not exist yet
   handled_at      INTEGER NOT NULL, -- the time that the handler saw: milliseconds since 1970
   committed_at    INTEGER NOT NULL, -- microseconds since 1970, UTC; for people, never for order
+  state_base      INTEGER NULL,     -- NULL: state is whole; else state is a JSON Patch from the version before, and this the closest version below with a whole one
   CONSTRAINT known_outcome CHECK (outcome IN ('accepted', 'rejected')),
   CONSTRAINT unique_command UNIQUE (entity_id, command_id),
   CONSTRAINT unique_version UNIQUE (entity_id, version),

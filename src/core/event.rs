@@ -54,6 +54,11 @@ pub struct Event {
 }
 
 impl Event {
+    /// What its row holds of the state: all of it, or the patch.
+    pub fn state_column(&self) -> Option<&Json> {
+        self.patch.as_ref().map(|patch| &patch.patch).or(self.state.as_ref())
+    }
+
     /// About how many bytes the event takes in a statement, before escaping.
     pub fn weight(&self) -> usize {
         let state = self.state.as_ref().map_or(0, Json::len) + self.patch.as_ref().map_or(0, |patch| patch.patch.len());

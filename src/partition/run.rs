@@ -10,6 +10,9 @@ use crate::handler::Ran;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// From how many bytes on a state that a rejection left as it was is not written again, unless it is the newest.
+const UNCHANGED_MIN: usize = 256;
+
 /// An entity as a run found it and as it leaves it.
 pub(super) struct Base {
     pub before: LoadedEntity,
@@ -232,7 +235,7 @@ impl Rows {
                 Some(patch.clone())
             }
             // A rejection leaves the state as it is.
-            _ => (self.exists && self.text.is_none()).then(|| Json::trusted("[]")),
+            _ => self.exists.then(|| Json::trusted("[]")).filter(|_| self.text.as_ref().is_none_or(|text| text.len() >= UNCHANGED_MIN)),
         };
         match (whole, patch) {
             (Some(whole), _) => (whole.and_then(State::text).cloned(), None),

@@ -7,6 +7,7 @@
 pub mod conformance;
 mod error;
 pub mod mysql;
+mod patches;
 pub mod sqlite;
 
 pub use error::{AppendError, OpenError, StoreError};

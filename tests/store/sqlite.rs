@@ -44,7 +44,20 @@ async fn a_newer_schema_is_refused() {
     let file = File::fresh().unwrap();
     drop(store(file.url()).await);
     file.raw().execute("UPDATE quokka_meta SET schema_version = 99", []).unwrap();
-    assert!(matches!(open(&options(file.url())).await.map(|_| ()), Err(OpenError::Newer { stored: 99, known: 1 })));
+    assert!(matches!(open(&options(file.url())).await.map(|_| ()), Err(OpenError::Newer { stored: 99, known: 2 })));
+}
+
+#[tokio::test]
+async fn tables_of_the_first_schema_are_brought_up_to_date() {
+    let file = File::fresh().unwrap();
+    let store = store(file.url()).await;
+    store.append(&partition(7), &[event(1, "a", 1, "k1")]).await.unwrap();
+    drop(store);
+    file.raw().execute("ALTER TABLE account DROP COLUMN state_base", []).unwrap();
+    file.raw().execute("UPDATE quokka_meta SET schema_version = 1", []).unwrap();
+    super::servers::is_brought_up_to_date(file.url()).await;
+    let version: u32 = file.raw().query_row("SELECT schema_version FROM quokka_meta", [], |row| row.get(0)).unwrap();
+    assert_eq!(version, 2);
 }
 
 #[tokio::test]

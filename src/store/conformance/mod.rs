@@ -7,6 +7,7 @@
 
 pub mod keys;
 pub mod opening;
+pub mod patches;
 pub mod reads;
 pub mod writes;
 
@@ -51,6 +52,7 @@ macro_rules! store_conformance {
             reads::history_pages_are_exclusive
             reads::listings_hold_existing_entities_only
             reads::listings_pass_what_does_not_exist
+            patches::states_told_as_changes_are_read_whole
             opening::opening_twice_at_once_gives_one_log
             opening::the_number_of_shards_is_fixed
             opening::stores_are_ready_and_pass_the_barrier

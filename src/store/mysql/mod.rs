@@ -14,7 +14,7 @@ mod server;
 mod statement;
 
 use super::error::{AppendError, OpenError, StoreError, mysql_append_error, mysql_read_error};
-use super::{Content, Listed, Options, Order, Store};
+use super::{Content, Listed, Options, Order, Store, patches};
 use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Version};
 use async_trait::async_trait;
 use barrier::Barrier;
@@ -64,8 +64,38 @@ impl MysqlStore {
         self.pool.query(statement.as_bytes()).await.map_err(read_error)
     }
 
+    /// Events as their rows hold them.
     async fn events(&self, statement: Statement) -> Result<Vec<StoredEvent>, StoreError> {
         self.read(statement).await?.into_iter().map(|row| Cells::new(row).event()).collect()
+    }
+
+    /// Events of one entity, whose versions follow one another, with whole states.
+    async fn whole_events(&self, entity_type: &EntityType, statement: Statement) -> Result<Vec<StoredEvent>, StoreError> {
+        let mut events = self.events(statement).await?;
+        self.resolve(entity_type, &mut events).await?;
+        Ok(events)
+    }
+
+    async fn resolve(&self, entity_type: &EntityType, events: &mut [StoredEvent]) -> Result<(), StoreError> {
+        let mut before = Vec::new();
+        if let (Some((from, to)), Some(first)) = (patches::missing(events), events.first()) {
+            let states = self.read(statement::states(entity_type, &first.event.entity_id, from, to)).await?;
+            before = states.into_iter().map(|row| Cells::new(row).state()).collect::<Result<_, _>>()?;
+        }
+        patches::resolve(events, before)
+    }
+
+    /// Brings a table of an earlier version of the schema up to date.
+    async fn migrate(&self, entity_type: &EntityType) -> Result<(), StoreError> {
+        if !self.read(statement::has_state_base(entity_type)).await?.is_empty() {
+            return Ok(());
+        }
+        let added = self.read(statement::add_state_base(entity_type)).await;
+        // Another process may have been faster.
+        if self.read(statement::has_state_base(entity_type)).await?.is_empty() {
+            added?;
+        }
+        Ok(())
     }
 
     fn max_allowed_packet(&self) -> usize {
@@ -115,7 +145,7 @@ impl Store for MysqlStore {
                 return Err(StoreError::Corrupt(format!("table {entity_type} has no unique key ({key})")));
             }
         }
-        Ok(())
+        self.migrate(entity_type).await
     }
 
     async fn head(&self, partition: &Partition) -> Result<u64, StoreError> {
@@ -134,7 +164,8 @@ impl Store for MysqlStore {
         wanted.dedup();
         let mut found = HashMap::with_capacity(wanted.len());
         for chunk in wanted.chunks(CHUNK) {
-            for stored in self.events(statement::newest(entity_type, chunk)).await? {
+            for mut stored in self.events(statement::newest(entity_type, chunk)).await? {
+                self.resolve(entity_type, std::slice::from_mut(&mut stored)).await?;
                 found.insert(stored.event.entity_id.clone(), stored);
             }
         }
@@ -152,11 +183,11 @@ impl Store for MysqlStore {
     }
 
     async fn at_version(&self, entity_type: &EntityType, id: &EntityId, version: Version) -> Result<Option<StoredEvent>, StoreError> {
-        Ok(self.events(statement::at_version(entity_type, id, version)).await?.pop())
+        Ok(self.whole_events(entity_type, statement::at_version(entity_type, id, version)).await?.pop())
     }
 
     async fn at_time(&self, entity_type: &EntityType, id: &EntityId, time: i64) -> Result<Option<StoredEvent>, StoreError> {
-        Ok(self.events(statement::at_time(entity_type, id, time)).await?.pop())
+        Ok(self.whole_events(entity_type, statement::at_time(entity_type, id, time)).await?.pop())
     }
 
     async fn history(
@@ -168,7 +199,7 @@ impl Store for MysqlStore {
         limit: usize,
         content: Content,
     ) -> Result<Vec<StoredEvent>, StoreError> {
-        self.events(statement::history(entity_type, id, order, bound, limit, content)).await
+        self.whole_events(entity_type, statement::history(entity_type, id, order, bound, limit, content)).await
     }
 
     async fn list(&self, entity_type: &EntityType, after: Option<&EntityId>, limit: usize) -> Result<Vec<Listed>, StoreError> {

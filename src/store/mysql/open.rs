@@ -1,7 +1,7 @@
 //! Opening: the URL, the database, quokka's own tables and the one row in them that the whole cluster agrees on.
 //!
 //! Every step may run in several processes at once: tables are made where they are missing, and of two that enter the row, one loses and reads the
-//! other's. There is one version of the schema so far; a later one brings its steps along, each of which may run twice.
+//! other's. The steps from one version of the schema to the next may run twice, too.
 
 use super::pool::{Failure, NotConnected, Pool};
 use super::rows::Cells;
@@ -11,7 +11,8 @@ use crate::store::Options;
 use crate::store::error::{OpenError, StoreError, mysql_is_duplicate_key};
 use mysql_async::{Opts, OptsBuilder, Row};
 
-const SCHEMA_VERSION: u32 = 1;
+/// Version 2 has the column `state_base` in the tables of events, which are brought up to date where they are made.
+const SCHEMA_VERSION: u32 = 2;
 const META: &str = include_str!("../../../schema/mysql/quokka_meta.sql");
 const BARRIER: &str = include_str!("../../../schema/mysql/quokka_barrier.sql");
 
@@ -83,6 +84,10 @@ async fn agree(pool: &Pool, options: &Options) -> Result<LogIdentity, OpenError>
     let stored: u32 = cells.number("schema_version").map_err(unreadable)?;
     if stored > SCHEMA_VERSION {
         return Err(OpenError::Newer { stored, known: SCHEMA_VERSION });
+    }
+    if stored < SCHEMA_VERSION {
+        let raise = format!("UPDATE quokka_meta SET schema_version = {SCHEMA_VERSION} WHERE schema_version < {SCHEMA_VERSION}");
+        query(pool, raise.as_bytes()).await?;
     }
     let shards: u16 = cells.number("shards").map_err(unreadable)?;
     if shards != options.shards.get() {

@@ -1,7 +1,8 @@
 //! Rows as the text protocol brings them, read into events.
 
-use crate::core::{CommandId, CommandName, EntityId, Event, EventOutcome, HandlerVersion, Json, StoredEvent};
+use crate::core::{CommandId, CommandName, EntityId, Event, EventOutcome, HandlerVersion, Json, StoredEvent, Version};
 use crate::store::error::StoreError;
+use crate::store::patches::StoredState;
 use bytestring::ByteString;
 use mysql_async::{Row, Value};
 use std::str::FromStr;
@@ -41,6 +42,18 @@ impl Cells {
         }
     }
 
+    fn state_of(&mut self, version: Version) -> Result<StoredState, StoreError> {
+        let state = self.text_or_null("state")?.map(Json::trusted);
+        let base = self.text_or_null("state_base")?.map(|base| base.parse().map_err(|_| StoreError::unreadable("state_base"))).transpose()?;
+        Ok(StoredState::new(version, state, base))
+    }
+
+    /// What a row says of its state: a row of `statement::states`.
+    pub(super) fn state(mut self) -> Result<StoredState, StoreError> {
+        let version = self.number("version")?;
+        self.state_of(version)
+    }
+
     /// A whole event.
     pub(super) fn event(mut self) -> Result<StoredEvent, StoreError> {
         let event_id = self.number("event_id")?;
@@ -58,8 +71,8 @@ impl Cells {
         let response = Json::trusted(self.text("response")?);
         let handled_at = self.number("handled_at")?;
         let committed_at = self.number("committed_at")?;
-        let state = self.text_or_null("state")?.map(Json::trusted);
-        let event = Event { event_id, entity_id, version, command_id, command, outcome, handler_version, request, response, state, patch: None, handled_at };
+        let StoredState { state, patch, .. } = self.state_of(version)?;
+        let event = Event { event_id, entity_id, version, command_id, command, outcome, handler_version, request, response, state, patch, handled_at };
         Ok(StoredEvent { event, committed_at })
     }
 }

@@ -7,7 +7,7 @@ use crate::core::{CommandId, EntityId, EntityType, Event, EventOutcome, Partitio
 use crate::store::{Content, Order};
 use std::io::Write;
 
-/// Columns of a whole event in the order in which rows are read; `state` follows.
+/// Columns of a whole event in the order in which rows are read; `state` and `state_base` follow.
 const COLUMNS: &str = "event_id, entity_id, version, command_id, command_name, outcome, handler_version, request, response, handled_at, \
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', committed_at)";
 
@@ -84,7 +84,7 @@ impl Statement {
 
 /// Columns of a row as it is written.
 const WRITTEN: &str =
-    " (shard, event_id, entity_id, version, command_id, command_name, outcome, handler_version, request, response, state, handled_at, committed_at) VALUES ";
+    " (shard, event_id, entity_id, version, command_id, command_name, outcome, handler_version, request, response, state, state_base, handled_at, committed_at) VALUES ";
 
 /// The rows of events, as one part of an INSERT.
 pub(super) fn rows(partition: &Partition, events: &[Event]) -> Vec<u8> {
@@ -114,7 +114,11 @@ fn row(statement: &mut Statement, partition: &Partition, event: &Event) {
     statement.text(event.command_id.as_str()).sql(",").text(event.command.as_str()).sql(",");
     statement.text(outcome(event.outcome)).sql(",").text(&event.handler_version.0).sql(",");
     statement.text_or_null(request).sql(",").text(event.response.as_str()).sql(",");
-    statement.text_or_null(event.state.as_ref().map(crate::core::Json::as_str)).sql(",");
+    statement.text_or_null(event.state_column().map(crate::core::Json::as_str)).sql(",");
+    match &event.patch {
+        Some(patch) => statement.number(patch.base).sql(","),
+        None => statement.sql("NULL,"),
+    };
     statement.sql(itoa::Buffer::new().format(event.handled_at)).sql(",UTC_TIMESTAMP(6))");
 }
 
@@ -139,8 +143,8 @@ fn select_whole(entity_type: &EntityType) -> Statement {
 
 fn select(entity_type: &EntityType, content: Content) -> Statement {
     let state = match content {
-        Content::Whole => ", state FROM ",
-        Content::WithoutState => ", NULL FROM ",
+        Content::Whole => ", state, state_base FROM ",
+        Content::WithoutState => ", NULL, NULL FROM ",
     };
     let mut statement = Statement::new("SELECT ");
     statement.sql(COLUMNS).sql(state).sql(&table(entity_type)).sql(" FORCE INDEX (unique_version) WHERE ");
@@ -168,7 +172,7 @@ pub(super) fn newest(entity_type: &EntityType, ids: &[EntityId]) -> Statement {
 /// The events of commands, without their states.
 pub(super) fn find(entity_type: &EntityType, commands: &[(EntityId, CommandId)]) -> Statement {
     let mut statement = Statement::new("SELECT ");
-    statement.sql(COLUMNS).sql(", NULL FROM ").sql(&table(entity_type));
+    statement.sql(COLUMNS).sql(", NULL, NULL FROM ").sql(&table(entity_type));
     statement.sql(" FORCE INDEX (unique_command) WHERE (entity_id, command_id) IN (").list(commands, |statement, (id, command_id)| {
         statement.sql("(").text(id.as_str()).sql(",").text(command_id.as_str()).sql(")");
     });
@@ -180,6 +184,28 @@ pub(super) fn find(entity_type: &EntityType, commands: &[(EntityId, CommandId)])
 pub(super) fn at_version(entity_type: &EntityType, id: &EntityId, version: Version) -> Statement {
     let mut statement = select_whole(entity_type);
     statement.sql("entity_id = ").text(id.as_str()).sql(" AND version = ").number(version);
+    statement
+}
+
+/// What the rows of some versions of an entity, both ends included, say of its state.
+pub(super) fn states(entity_type: &EntityType, id: &EntityId, from: Version, to: Version) -> Statement {
+    let mut statement = Statement::new("SELECT version, state, state_base FROM ");
+    statement.sql(&table(entity_type)).sql(" FORCE INDEX (unique_version) WHERE entity_id = ").text(id.as_str());
+    statement.sql(" AND version BETWEEN ").number(from).sql(" AND ").number(to).sql(" ORDER BY version");
+    statement
+}
+
+/// Adds what version 2 of the schema has to a table of version 1.
+pub(super) fn add_state_base(entity_type: &EntityType) -> Statement {
+    let mut statement = Statement::new("ALTER TABLE ");
+    statement.sql(&table(entity_type)).sql(" ADD COLUMN state_base BIGINT UNSIGNED NULL");
+    statement
+}
+
+/// One row where the table has the column `state_base`.
+pub(super) fn has_state_base(entity_type: &EntityType) -> Statement {
+    let mut statement = Statement::new("SELECT 1 FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND COLUMN_NAME = 'state_base' AND TABLE_NAME = ");
+    statement.text(entity_type.as_str());
     statement
 }
 

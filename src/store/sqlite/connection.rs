@@ -6,7 +6,8 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const SCHEMA_VERSION: u32 = 1;
+/// Version 2 has the column `state_base`; [`create_events`] adds it to tables of version 1.
+const SCHEMA_VERSION: u32 = 2;
 const META: &str = include_str!("../../../schema/sqlite/quokka_meta.sql");
 const EVENTS: &str = include_str!("../../../schema/sqlite/events.sql");
 
@@ -50,6 +51,7 @@ pub(super) fn prepare(path: &Path, shards: ShardCount, busy_timeout: Duration) -
     let read = "SELECT schema_version, shards, log_secret FROM quokka_meta WHERE id = 1";
     let (stored, stored_shards, secret): (u32, u16, [u8; 32]) =
         transaction.query_row(read, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).map_err(unavailable)?;
+    transaction.execute("UPDATE quokka_meta SET schema_version = ?1 WHERE schema_version < ?1", [SCHEMA_VERSION]).map_err(unavailable)?;
     transaction.commit().map_err(unavailable)?;
     if stored > SCHEMA_VERSION {
         return Err(OpenError::Newer { stored, known: SCHEMA_VERSION });
@@ -92,6 +94,15 @@ pub(super) fn create_events(connection: &Connection, table: &str) -> Result<(), 
     for key in ["shard,event_id", "entity_id,version", "entity_id,command_id"] {
         if !found.iter().any(|columns| columns == key) {
             return Err(StoreError::Corrupt(format!("table {table} has no unique key ({key})")));
+        }
+    }
+    let has_base = "SELECT COUNT(*) FROM pragma_table_info(?1) WHERE name = 'state_base'";
+    let count = |connection: &Connection| connection.query_row(has_base, [table.trim_matches('"')], |row| row.get::<_, i64>(0)).map_err(failed);
+    if count(connection)? == 0 {
+        let added = connection.execute(&format!("ALTER TABLE {table} ADD COLUMN state_base INTEGER NULL"), []).map_err(failed);
+        // Another process may have been faster.
+        if count(connection)? == 0 {
+            added?;
         }
     }
     Ok(())

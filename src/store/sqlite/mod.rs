@@ -12,11 +12,11 @@ mod rows;
 mod writer;
 
 use super::error::{AppendError, OpenError, StoreError, sqlite_read_error};
-use super::{Content, Listed, Options, Order, Store};
+use super::{Content, Listed, Options, Order, Store, patches};
 use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Version};
 use async_trait::async_trait;
 use readers::Readers;
-use rows::{SELECT_WHOLE, SELECT_WITHOUT_STATE, event, integer};
+use rows::{SELECT_STATE, SELECT_WHOLE, SELECT_WITHOUT_STATE, event, integer};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -68,6 +68,28 @@ fn one(connection: &Connection, sql: &str, parameters: impl rusqlite::Params) ->
     found.map_err(|error| sqlite_read_error(&error))?.transpose()
 }
 
+/// Puts whole states in the place of patches; the events are of one entity, and their versions follow one another.
+fn resolve(connection: &Connection, table: &str, events: &mut [StoredEvent]) -> Result<(), StoreError> {
+    let mut before = Vec::new();
+    if let (Some((from, to)), Some(first)) = (patches::missing(events), events.first()) {
+        let sql = format!("{SELECT_STATE} FROM {table} WHERE entity_id = ?1 AND version BETWEEN ?2 AND ?3 ORDER BY version");
+        let mut statement = connection.prepare_cached(&sql).map_err(|error| sqlite_read_error(&error))?;
+        let bounds = (i64::try_from(from).unwrap_or(i64::MAX), i64::try_from(to).unwrap_or(i64::MAX));
+        let mut rows = statement.query(params![first.event.entity_id.as_str(), bounds.0, bounds.1]).map_err(|error| sqlite_read_error(&error))?;
+        while let Some(row) = rows.next().map_err(|error| sqlite_read_error(&error))? {
+            before.push(rows::state(row)?);
+        }
+    }
+    patches::resolve(events, before)
+}
+
+/// Reads one event with its whole state, or none.
+fn one_whole(connection: &Connection, table: &str, condition: &str, parameters: impl rusqlite::Params) -> Result<Option<StoredEvent>, StoreError> {
+    let mut found = one(connection, &format!("{SELECT_WHOLE} FROM {table} WHERE {condition}"), parameters)?;
+    resolve(connection, table, found.as_mut_slice())?;
+    Ok(found)
+}
+
 #[async_trait]
 impl Store for SqliteStore {
     fn identity(&self) -> &LogIdentity {
@@ -111,9 +133,9 @@ impl Store for SqliteStore {
     }
 
     async fn newest(&self, entity_type: &EntityType, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, StoreError> {
-        let sql = format!("{SELECT_WHOLE} FROM {} WHERE entity_id = ?1 ORDER BY version DESC LIMIT 1", table(entity_type));
-        let ids = ids.to_vec();
-        let read = move |connection: &Connection| ids.iter().map(|id| one(connection, &sql, [id.as_str()])).collect();
+        let (table, ids) = (table(entity_type), ids.to_vec());
+        let newest = "entity_id = ?1 ORDER BY version DESC LIMIT 1";
+        let read = move |connection: &Connection| ids.iter().map(|id| one_whole(connection, &table, newest, [id.as_str()])).collect();
         self.readers.read(read).await
     }
 
@@ -126,15 +148,14 @@ impl Store for SqliteStore {
 
     async fn at_version(&self, entity_type: &EntityType, id: &EntityId, version: Version) -> Result<Option<StoredEvent>, StoreError> {
         let Ok(version) = i64::try_from(version) else { return Ok(None) };
-        let sql = format!("{SELECT_WHOLE} FROM {} WHERE entity_id = ?1 AND version = ?2", table(entity_type));
-        let id = id.clone();
-        self.readers.read(move |connection| one(connection, &sql, params![id.as_str(), version])).await
+        let (table, id) = (table(entity_type), id.clone());
+        self.readers.read(move |connection| one_whole(connection, &table, "entity_id = ?1 AND version = ?2", params![id.as_str(), version])).await
     }
 
     async fn at_time(&self, entity_type: &EntityType, id: &EntityId, time: i64) -> Result<Option<StoredEvent>, StoreError> {
-        let sql = format!("{SELECT_WHOLE} FROM {} WHERE entity_id = ?1 AND committed_at <= ?2 ORDER BY version DESC LIMIT 1", table(entity_type));
-        let id = id.clone();
-        self.readers.read(move |connection| one(connection, &sql, params![id.as_str(), time])).await
+        let (table, id) = (table(entity_type), id.clone());
+        let newest = "entity_id = ?1 AND committed_at <= ?2 ORDER BY version DESC LIMIT 1";
+        self.readers.read(move |connection| one_whole(connection, &table, newest, params![id.as_str(), time])).await
     }
 
     async fn history(
@@ -155,7 +176,8 @@ impl Store for SqliteStore {
             Content::Whole => SELECT_WHOLE,
             Content::WithoutState => SELECT_WITHOUT_STATE,
         };
-        let sql = format!("{select} FROM {} WHERE entity_id = ?1 AND {order} LIMIT ?3", table(entity_type));
+        let table = table(entity_type);
+        let sql = format!("{select} FROM {table} WHERE entity_id = ?1 AND {order} LIMIT ?3");
         let (bound, limit) = (i64::try_from(bound).unwrap_or(i64::MAX), i64::try_from(limit).unwrap_or(i64::MAX));
         let id = id.clone();
         let read = move |connection: &Connection| {
@@ -165,6 +187,7 @@ impl Store for SqliteStore {
             while let Some(row) = rows.next().map_err(|error| sqlite_read_error(&error))? {
                 events.push(event(row)?);
             }
+            resolve(connection, &table, &mut events)?;
             Ok(events)
         };
         self.readers.read(read).await

@@ -122,7 +122,7 @@ fn insert(connection: &Connection, append: &Append) -> Result<(), rusqlite::Erro
     }
     let sql = format!(
         "INSERT INTO {} (shard, event_id, entity_id, version, command_id, command_name, outcome, handler_version, request, response, state, handled_at, \
-         committed_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+         committed_at, state_base) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
         append.table
     );
     let mut statement = connection.prepare_cached(&sql)?;
@@ -143,9 +143,10 @@ fn insert(connection: &Connection, append: &Append) -> Result<(), rusqlite::Erro
             event.handler_version.0.as_str(),
             Some(event.request.as_str()).filter(|request| *request != "null"),
             event.response.as_str(),
-            event.state.as_ref().map(Json::as_str),
+            event.state_column().map(Json::as_str),
             event.handled_at,
             committed_at,
+            event.patch.as_ref().map(|patch| integer(patch.base)).transpose()?,
         ])?;
     }
     Ok(())
