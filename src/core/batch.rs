@@ -382,7 +382,8 @@ mod tests {
         ];
         let (outcomes, work) = run(work(&cases.map(|case| case.0), 1 << 20));
         assert_eq!(outcomes, cases.map(|case| case.1));
-        let left: Vec<_> = work.entities.iter().map(|entity| (entity.version, entity.state.as_ref().and_then(State::text).map(|state| state.to_string()))).collect();
+        let left: Vec<_> =
+            work.entities.iter().map(|entity| (entity.version, entity.state.as_ref().and_then(State::text).map(|state| state.to_string()))).collect();
         assert_eq!(left, [(7, Some("0".into())), (3, Some("7".into()))]);
     }
 

@@ -415,9 +415,7 @@ impl Handlers for NativeHandlers {
 
     async fn run(&self, work: Work) -> Result<Ran, HandlersUnavailable> {
         let code = self.code.clone();
-        let running = tokio::task::spawn_blocking(move || {
-            Ran::whole(work, &mut &*code)
-        });
+        let running = tokio::task::spawn_blocking(move || Ran::whole(work, &mut &*code));
         running.await.map_err(|error| HandlersUnavailable(error.to_string()))
     }
 }

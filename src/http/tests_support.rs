@@ -2,8 +2,7 @@
 
 use crate::core::batch::{Call, Decision, Execute, HandlerFault, HandlerFaultKind, SchemaError};
 use crate::core::{
-    CommandId, CommandName, Creates, EntityId, EntityType, Event, Failure, HandlerVersion, Json, LogIdentity, Partition, ShardCount, StoredEvent,
-    Version, Work,
+    CommandId, CommandName, Creates, EntityId, EntityType, Event, Failure, HandlerVersion, Json, LogIdentity, Partition, ShardCount, StoredEvent, Version, Work,
 };
 use crate::handler::{HandlerSet, Handlers, HandlersUnavailable, Ran};
 use crate::store::{AppendError, Content, Listed, Order, Store, StoreError};

@@ -181,7 +181,9 @@ impl Core {
             let command = &batch.leaders[index].command;
             let answer = Arc::new(Answer::of(&self.partition, &stored));
             // Found rows come without their state.
-            let is_own = own.iter().any(|event| event.event_id == stored.event_id && *event == Event { state: event.state.clone(), patch: event.patch.clone(), ..stored.clone() });
+            let is_own = own
+                .iter()
+                .any(|event| event.event_id == stored.event_id && *event == Event { state: event.state.clone(), patch: event.patch.clone(), ..stored.clone() });
             let replay = if is_own { Replay::First } else { answer.replay_for(&command.name, &command.request) };
             self.shared.caches.keep_answer(&answer);
             batch.verdicts[index] = Some(Verdict::Answer(answer, replay));
@@ -280,4 +282,3 @@ impl Core {
         Ok(())
     }
 }
-

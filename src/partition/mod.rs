@@ -1,7 +1,7 @@
 //! Partitions: the queues in which commands wait, and the workers that run, commit and answer them in batches.
 //!
 //! [`Partitions`] hands each command to the worker of its partition, which is started when first needed. One worker has one
-//! batch under way at a time. It trusts its cached states and the head it remembers only as far as the database's keys
+//! batch at the database at a time, and runs the next one meanwhile. It trusts its cached states and the head it remembers only as far as the database's keys
 //! confirm them, so a second worker for the same partition, on another node, costs both of them speed and nothing else.
 //!
 //! What a caller is told: an answer that is durable, a failure that surely left nothing behind, or

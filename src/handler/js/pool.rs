@@ -6,8 +6,8 @@
 
 use super::child::SUBCOMMAND;
 use super::module::LOG_PREFIX;
-use super::states::States;
 use super::protocol::{End, Flush, HEADER, Message, Report, frame};
+use super::states::States;
 use crate::core::batch::HandlerFaultKind;
 use crate::core::patch::PatchError;
 use crate::core::{Failure, HandlerFault, Json, Outcome, State, Work};

@@ -1,5 +1,5 @@
 use super::*;
-use crate::core::{LoadedEntity, Outcome, State, LogIdentity, Task};
+use crate::core::{LoadedEntity, LogIdentity, Outcome, State, Task};
 use serde::Deserialize;
 use serde_json::json;
 

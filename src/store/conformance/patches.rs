@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 
 /// Changes of a document with the members `list`, `n` and whatever was added; odd keys and values among them.
 fn change(rng: &mut StdRng, step: u64) -> String {
-    let value = ["1.5", "-0.25", "9007199254740993", "18446744073709551615", "1e300", "\"it's \\\\ \\u0000 \u{1f363}\"", "{\"b\":[],\"a\":null}", "[1,[2]]", "true"];
+    let value =
+        ["1.5", "-0.25", "9007199254740993", "18446744073709551615", "1e300", "\"it's \\\\ \\u0000 \u{1f363}\"", "{\"b\":[],\"a\":null}", "[1,[2]]", "true"];
     let value = value[rng.random_range(0..value.len())];
     match rng.random_range(0..6) {
         0 => "[]".into(),

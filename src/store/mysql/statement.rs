@@ -83,8 +83,7 @@ impl Statement {
 }
 
 /// Columns of a row as it is written.
-const WRITTEN: &str =
-    " (shard, event_id, entity_id, version, command_id, command_name, outcome, handler_version, request, response, state, state_base, handled_at, committed_at) VALUES ";
+const WRITTEN: &str = " (shard, event_id, entity_id, version, command_id, command_name, outcome, handler_version, request, response, state, state_base, handled_at, committed_at) VALUES ";
 
 /// The rows of events, as one part of an INSERT.
 pub(super) fn rows(partition: &Partition, events: &[Event]) -> Vec<u8> {
@@ -204,7 +203,8 @@ pub(super) fn add_state_base(entity_type: &EntityType) -> Statement {
 
 /// One row where the table has the column `state_base`.
 pub(super) fn has_state_base(entity_type: &EntityType) -> Statement {
-    let mut statement = Statement::new("SELECT 1 FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND COLUMN_NAME = 'state_base' AND TABLE_NAME = ");
+    let mut statement =
+        Statement::new("SELECT 1 FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND COLUMN_NAME = 'state_base' AND TABLE_NAME = ");
     statement.text(entity_type.as_str());
     statement
 }
