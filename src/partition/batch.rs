@@ -61,15 +61,15 @@ impl Batch {
     }
 
     /// Adds a further try of a command id that is in the batch already; gives the others back.
-    pub fn join(&mut self, envelope: Envelope) -> Result<(), Envelope> {
+    pub fn join(&mut self, envelope: Envelope) -> Option<Envelope> {
         let key = (envelope.command.entity_id.clone(), envelope.command.command_id.clone());
         match self.by_id.get(&key) {
-            Some(_) if !envelope.claim() => Ok(()),
+            Some(_) if !envelope.claim() => None,
             Some(leader) => {
                 self.followers.push((*leader, envelope));
-                Ok(())
+                None
             }
-            None => Err(envelope),
+            None => Some(envelope),
         }
     }
 

@@ -150,8 +150,8 @@ impl Worker {
         }
         if let Some(committing) = committing {
             match committing.join(envelope) {
-                Ok(()) => return,
-                Err(other) => envelope = other,
+                None => return,
+                Some(other) => envelope = other,
             }
         }
         let command = &envelope.command;
