@@ -21,6 +21,8 @@ pub struct Resident {
     pub token: Option<u64>,
     /// How many bytes its text takes.
     pub len: usize,
+    /// Whether it is known to keep the state schema: a stored one may be older than the schema.
+    pub is_valid: bool,
     /// Whether it is the only place in the process that knows the state.
     pub is_only_copy: bool,
     /// The state.

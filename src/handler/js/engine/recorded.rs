@@ -118,6 +118,7 @@ impl<'js> Session<'_, 'js> {
             entity: call.entity_id.clone(),
             token: None,
             len: text.len(),
+            is_valid: false,
             is_only_copy: false,
             root: Persistent::save(self.ctx, root.clone()),
         };
@@ -197,7 +198,7 @@ impl<'js> Session<'_, 'js> {
         };
         let changes = changes.filter(|changes| changes.patch_bytes() <= len / 2);
         let state = match &changes {
-            Some(changes) if self.stays_valid(changes) => None,
+            Some(changes) if self.stays_valid(call.entity_id, changes) => None,
             Some(_) => Some(self.write(recording.root.clone().into_value(), Document::State)?),
             None => Some(self.write(second, Document::State)?),
         };
@@ -239,14 +240,17 @@ impl<'js> Session<'_, 'js> {
             prepared.apply(recorder).map_err(|error| self.lost(error))?;
             self.has_changed_resident = true;
             if let Some(resident) = self.module.residents().get(call.entity_id) {
-                (resident.len, resident.is_only_copy) = (len, true);
+                (resident.len, resident.is_valid, resident.is_only_copy) = (len, true, true);
             }
         }
         Ok(Some(Decision::Accept { response, state: Change::Patch { patch, len } }))
     }
 
-    fn stays_valid(&self, changes: &Changes<'js>) -> bool {
-        self.module.state_schema().is_none_or(|schema| changes.edits().all(|(path, edit)| schema.stays_valid(path, edit)))
+    /// Whether a state surely keeps its schema after the changes.
+    fn stays_valid(&self, entity: &EntityId, changes: &Changes<'js>) -> bool {
+        let Some(schema) = self.module.state_schema() else { return true };
+        let was_valid = self.module.residents().get(entity).is_some_and(|resident| resident.is_valid);
+        was_valid && changes.edits().all(|(path, edit)| schema.stays_valid(path, edit))
     }
 
     /// Writes single values of a state.
