@@ -7,6 +7,9 @@
 use crate::core::Json;
 use crate::core::batch::SchemaError;
 use jsonschema::{Draft, PatternOptions, ValidationError, Validator};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The most errors told about one document.
 const ERRORS_MAX: usize = 20;
@@ -15,7 +18,43 @@ const MESSAGE_MAX: usize = 300;
 
 /// A compiled schema.
 #[derive(Debug)]
-pub struct Schema(Validator);
+pub struct Schema {
+    whole: Validator,
+    source: Value,
+    /// Whether each part of the schema means the same by itself, with `$defs` beside it.
+    is_local: bool,
+    /// Validators of parts of the schema, by their place in it; none where a part cannot be compiled by itself.
+    parts: Mutex<BTreeMap<String, Option<Arc<Validator>>>>,
+}
+
+/// One step of a path into a document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// To the member of an object.
+    Key(String),
+    /// To the element of an array.
+    Index(usize),
+}
+
+impl Step {
+    /// Appends it to a JSON pointer.
+    pub fn write_pointer(&self, pointer: &mut String) {
+        pointer.push('/');
+        match self {
+            Step::Key(name) => pointer.push_str(&name.replace('~', "~0").replace('/', "~1")),
+            Step::Index(index) => pointer.push_str(&index.to_string()),
+        }
+    }
+}
+
+/// A change of one member or element of a container.
+#[derive(Debug, Clone, Copy)]
+pub enum Edit<'a> {
+    /// It is there now, with the given JSON text.
+    Put(&'a Step, &'a str),
+    /// It is gone. Elements after it have moved up.
+    Remove(&'a Step),
+}
 
 impl Schema {
     /// Compiles a schema; on error, what is wrong at which part of the schema.
@@ -24,24 +63,158 @@ impl Schema {
         if let Some(draft) = value.get("$schema").filter(|draft| draft.as_str().map(|name| name.trim_end_matches('#')) != Some(DRAFT)) {
             return Err(SchemaError { pointer: "/$schema".into(), message: format!("{draft} is not supported; only {DRAFT} is") });
         }
-        jsonschema::options()
-            .with_draft(Draft::Draft202012)
-            .with_pattern_options(PatternOptions::regex())
-            .should_validate_formats(false)
-            .offline()
+        options()
             .build(&value)
-            .map(Schema)
             .map_err(|error| schema_error(&error))
+            .map(|whole| Schema { whole, is_local: is_local(&value, true), source: value, parts: Mutex::default() })
     }
 
     /// Checks a document; on error, the first of its faults, each with a JSON pointer.
     pub fn check(&self, document: &Json) -> Result<(), Vec<SchemaError>> {
         let value: serde_json::Value = document.parse().map_err(|error| vec![SchemaError { pointer: String::new(), message: error.to_string() }])?;
-        if self.0.is_valid(&value) {
+        if self.whole.is_valid(&value) {
             return Ok(());
         }
-        Err(self.0.iter_errors(&value).take(ERRORS_MAX).map(|error| schema_error(&error)).collect())
+        Err(self.whole.iter_errors(&value).take(ERRORS_MAX).map(|error| schema_error(&error)).collect())
     }
+}
+
+impl Schema {
+    /// Whether a document that was valid surely still is, after a change of the container at `path`. False says nothing: [`Schema::check`] does.
+    ///
+    /// Takes as long as checking the new value. Sure only where everything that the schema says of the containers on the way is said of each
+    /// member by itself.
+    pub fn stays_valid(&self, path: &[Step], edit: Edit<'_>) -> bool {
+        if !self.is_local {
+            return false;
+        }
+        let mut place = String::new();
+        let mut here = &self.source;
+        for step in path {
+            here = match self.descend(here, step, &mut place) {
+                Descent::To(part) => part,
+                Descent::Anything => return true,
+                Descent::Unsure => return false,
+            };
+        }
+        match edit {
+            Edit::Remove(step) => {
+                let Some(container) = self.container(here, &mut place) else { return *here == Value::Bool(true) };
+                let required = container.get("required").and_then(Value::as_array);
+                match step {
+                    Step::Index(_) => true,
+                    Step::Key(name) => !required.is_some_and(|names| names.iter().any(|required| required.as_str() == Some(name))),
+                }
+            }
+            Edit::Put(step, text) => match self.descend(here, step, &mut place) {
+                Descent::Anything => true,
+                Descent::Unsure => false,
+                Descent::To(part) => {
+                    let validator = self.part(part, place);
+                    validator.is_some_and(|validator| serde_json::from_str(text).is_ok_and(|value| validator.is_valid(&value)))
+                }
+            },
+        }
+    }
+
+    /// The part of the schema that says all there is to say of a member of a container of which `here` says all.
+    fn descend<'a>(&'a self, here: &'a Value, step: &Step, place: &mut String) -> Descent<'a> {
+        if *here == Value::Bool(true) {
+            return Descent::Anything;
+        }
+        let Some(container) = self.container(here, place) else { return Descent::Unsure };
+        let part = match step {
+            Step::Index(_) => container.get("items").map(|part| ("items", part)),
+            Step::Key(name) => match container.get("properties").and_then(|properties| properties.get(name)) {
+                Some(part) => {
+                    place.push_str("/properties");
+                    step.write_pointer(place);
+                    return Descent::To(part);
+                }
+                None => container.get("additionalProperties").map(|part| ("additionalProperties", part)),
+            },
+        };
+        match part {
+            None => Descent::Anything,
+            Some((keyword, part)) => {
+                place.push('/');
+                place.push_str(keyword);
+                Descent::To(part)
+            }
+        }
+    }
+
+    /// A schema's keywords, where all of them speak of members one by one, or of what no change of a member changes.
+    fn container<'a>(&'a self, mut here: &'a Value, place: &mut String) -> Option<&'a Map<String, Value>> {
+        // A chain of references that is longer goes round in circles.
+        for _ in 0..8 {
+            let keywords = here.as_object()?;
+            let Some(reference) = keywords.get("$ref") else {
+                return keywords.keys().all(|keyword| LOCAL.contains(&keyword.as_str()) || ANNOTATIONS.contains(&keyword.as_str())).then_some(keywords);
+            };
+            if !keywords.keys().all(|keyword| keyword == "$ref" || ANNOTATIONS.contains(&keyword.as_str())) {
+                return None;
+            }
+            let pointer = reference.as_str()?.strip_prefix('#')?;
+            here = self.source.pointer(pointer)?;
+            pointer.clone_into(place);
+        }
+        None
+    }
+
+    /// The validator of a part of the schema.
+    fn part(&self, part: &Value, place: String) -> Option<Arc<Validator>> {
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = parts.get(&place) {
+            return known.clone();
+        }
+        let mut alone = Map::from_iter([("allOf".to_owned(), Value::Array(vec![part.clone()]))]);
+        if let Some(definitions) = self.source.get("$defs") {
+            alone.insert("$defs".to_owned(), definitions.clone());
+        }
+        let validator = options().build(&Value::Object(alone)).ok().map(Arc::new);
+        parts.insert(place, validator.clone());
+        validator
+    }
+}
+
+/// Where a step leads in a schema.
+enum Descent<'a> {
+    To(&'a Value),
+    /// Nothing is said of what is there.
+    Anything,
+    /// More is said than one place tells.
+    Unsure,
+}
+
+/// Keywords that say something of the members of a container one by one, or of nothing that changes with them.
+const LOCAL: &[&str] = &["type", "properties", "additionalProperties", "items", "required"];
+/// Keywords that demand nothing.
+const ANNOTATIONS: &[&str] =
+    &["$schema", "$comment", "$defs", "title", "description", "default", "examples", "format", "deprecated", "readOnly", "writeOnly"];
+
+/// Whether all references in a schema lead into the `$defs` of its top, and nothing changes what they mean.
+fn is_local(schema: &Value, is_top: bool) -> bool {
+    match schema {
+        Value::Object(members) => members.iter().all(|(name, member)| {
+            let is_harmless = match name.as_str() {
+                "$ref" => member.as_str().is_some_and(|target| target.starts_with("#/$defs/") && !target.contains('%')),
+                "$schema" => is_top,
+                name => !name.starts_with('$') || ["$defs", "$comment"].contains(&name),
+            };
+            is_harmless && is_local(member, false)
+        }),
+        Value::Array(elements) => elements.iter().all(|element| is_local(element, false)),
+        _ => true,
+    }
+}
+
+fn options() -> jsonschema::ValidationOptions<'static> {
+    jsonschema::options()
+        .with_draft(Draft::Draft202012)
+        .with_pattern_options(PatternOptions::regex())
+        .should_validate_formats(false)
+        .offline()
 }
 
 const DRAFT: &str = "https://json-schema.org/draft/2020-12/schema";

@@ -158,7 +158,7 @@ async fn imported_values_cannot_carry_anything_over() {
     ]);
     let set = folder.load().await.unwrap();
     for _ in 0..2 {
-        let outcomes = set["thing"].run(work(None, &[("put", "0")])).await.unwrap().outcomes;
+        let outcomes = run_whole(&set["thing"], work(None, &[("put", "0")])).await.outcomes;
         assert_eq!(show(&outcomes[0]), "null {}");
     }
 }

@@ -60,7 +60,7 @@ async fn no_command_sees_what_another_kept() {
         let names = ["hit", "hit", "throws", "hit", "rejects", "hit", "loops", "hit"];
         let commands: Vec<(&str, &str)> = names.iter().map(|name| (*name, "0")).collect();
         for _ in 0..2 {
-            let outcomes: Vec<String> = set["thing"].run(work(None, &commands)).await.unwrap().outcomes.iter().map(show).collect();
+            let outcomes: Vec<String> = run_whole(&set["thing"], work(None, &commands)).await.outcomes.iter().map(show).collect();
             for (command, outcome) in names.iter().zip(&outcomes) {
                 let expected = match *command {
                     "hit" => "1 {}",
@@ -105,7 +105,7 @@ async fn places_of_errors_are_those_of_the_files() {
         ("near", "Exception thing.js:7:14: Error: near"),
         ("early", "Exception thing.js:1:109: Error: early"),
     ] {
-        let outcomes = set["thing"].run(work(None, &[(command, "0")])).await.unwrap().outcomes;
+        let outcomes = run_whole(&set["thing"], work(None, &[(command, "0")])).await.outcomes;
         assert_eq!(show(&outcomes[0]), expected);
     }
 }
@@ -140,6 +140,6 @@ async fn every_way_of_importing_and_exporting_works() {
         ("lib/c.js", "export const { x, y: [z] } = { x: 1, y: [2] };"),
     ]);
     let set = folder.load().await.unwrap();
-    let outcomes = set["thing"].run(work(None, &[("run", "0")])).await.unwrap().outcomes;
+    let outcomes = run_whole(&set["thing"], work(None, &[("run", "0")])).await.outcomes;
     assert_eq!(show(&outcomes[0]), r#"["a","b","d","x",["b","d e","default","later","made","ns"],"b","a"] {}"#);
 }

@@ -1,5 +1,6 @@
 //! Handlers in JavaScript, in real handler processes.
 
+mod large;
 mod limits;
 mod loading;
 mod memory;
@@ -9,7 +10,8 @@ mod semantics;
 use quokka::core::batch::HandlerFaultKind;
 use quokka::core::{Change, CommandId, CommandName, EntityId, EntityType, Failure, Json, LoadedEntity, LogIdentity, Outcome, State, Task, Work};
 use quokka::handler::js::{LoadError, Options, load};
-use quokka::handler::{HandlerSet, Handlers, RandomKey};
+use quokka::core::patch::Draft;
+use quokka::handler::{HandlerSet, Handlers, Ran, RandomKey};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
@@ -89,13 +91,41 @@ impl Module {
 
     /// Runs commands on one entity with the given state.
     pub async fn run_on(&self, state: Option<&str>, commands: &[(&str, &str)]) -> Vec<Outcome> {
-        self.handlers.run(work(state, commands)).await.unwrap().outcomes
+        run_whole(&self.handlers, work(state, commands)).await.outcomes
     }
 
     /// Runs `run` once.
     pub async fn one(&self, state: &str, request: &str) -> Outcome {
         self.run_on(Some(state), &[("run", request)]).await.remove(0)
     }
+}
+
+/// Runs a batch on one entity and tells every state as a whole.
+pub async fn run_whole(handlers: &Arc<dyn Handlers>, work: Work) -> Ran {
+    let ran = handlers.run(work.clone()).await.unwrap();
+    whole(&work, ran)
+}
+
+/// The same run with every state as a whole.
+pub fn whole(work: &Work, mut ran: Ran) -> Ran {
+    let mut text = work.entities[0].state.as_ref().and_then(State::text).cloned();
+    for outcome in &mut ran.outcomes {
+        let Outcome::Accepted { state, .. } = outcome else { continue };
+        let whole = match state {
+            Change::Whole(whole) => whole.clone(),
+            Change::Patch { patch, len } => {
+                let mut draft = Draft::new(&text.unwrap_or_else(Json::empty_object)).unwrap();
+                draft.apply(patch).unwrap();
+                let whole = draft.text().unwrap();
+                assert_eq!(whole.len(), *len, "{patch}");
+                whole
+            }
+        };
+        *state = whole.clone().into();
+        text = Some(whole);
+    }
+    assert_eq!(ran.states, [text]);
+    ran
 }
 
 /// Runs a body once on a state: shows the outcome.

@@ -229,8 +229,8 @@ fn serve(shared: &Arc<Shared>) -> Result<(), String> {
     }
     let mut engine = Engine::load(load, shared)?;
     while let Some(message) = read(&mut input, &mut buffer)? {
-        let Message::Run { module, flush, work } = message else { return Err("modules are loaded only once".into()) };
-        engine.run(module, flush, work.into_owned())?;
+        let Message::Run { module, flush, keep, work } = message else { return Err("modules are loaded only once".into()) };
+        engine.run(module, flush, keep, work.into_owned())?;
     }
     Ok(())
 }

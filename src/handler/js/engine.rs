@@ -4,10 +4,14 @@
 //! from their texts, runs on a module that is evaluated for it alone, and its outcome leaves as text: no object passes from one
 //! command to the next, and what all share is frozen. Where a command does leave something behind (a job, or the variables of a
 //! module that cannot be evaluated anew), the realm is made anew.
+//!
+//! Of a large state, the objects stay; see [`recorded`]. A handler never gets one of them.
+
+mod recorded;
 
 use super::child::Shared;
-use super::module::{LoadContext, Module};
-use super::protocol::{End, Flush, Load, Problem, Report};
+use super::module::{Command, LoadContext, Module};
+use super::protocol::{End, Flush, Keep, Load, Problem, Report};
 use super::value::{WriteError, Writer, to_js};
 use crate::core::batch::{Call, Decision, Execute, HandlerFaultKind, SchemaError};
 use crate::core::json::write_string;
@@ -37,6 +41,8 @@ enum Stop {
     Stained,
     /// The last one ran out of memory: nothing in this process is to be trusted any more.
     UsedUp,
+    /// The last one could not come to its end here, through no fault of its own: it must run in another process.
+    Retry,
 }
 
 impl Engine {
@@ -71,12 +77,22 @@ impl Engine {
     }
 
     /// Runs a batch and tells the server of its outcomes.
-    pub fn run(&mut self, module: usize, flush: Flush, mut work: Work) -> Result<(), String> {
+    pub fn run(&mut self, module: usize, flush: Flush, keep: Keep, mut work: Work) -> Result<(), String> {
+        let limits = recorded::Limits::new(&keep, &self.load);
+        if let Some(loaded) = self.modules.get(module).and_then(Option::as_ref)
+            && !recorded::begin_batch(loaded, &keep, &mut work)
+        {
+            self.shared.output().flush(End::Missing);
+            return Ok(());
+        }
         let end = loop {
             let Some(loaded) = self.modules.get(module).and_then(Option::as_ref) else { return Err("a module is not loaded".into()) };
-            match run_tasks(loaded, &self.shared, flush, &mut work)? {
-                Stop::Finished => break End::Done,
-                Stop::UsedUp => break End::UsedUp,
+            match run_tasks(loaded, &self.shared, flush, limits, &mut work)? {
+                Stop::Finished => {
+                    recorded::end_batch(loaded, &keep, limits, &work);
+                    break End::Done;
+                }
+                Stop::UsedUp | Stop::Retry => break End::UsedUp,
                 Stop::Stained => {
                     self.shared.idle();
                     let entity_type = loaded.entity_type().clone();
@@ -100,7 +116,7 @@ pub fn too_slow(entity_type: &str) -> Problem {
     Problem { file: format!("{entity_type}.js"), place: None, message }
 }
 
-fn run_tasks(module: &Module, shared: &Shared, flush: Flush, work: &mut Work) -> Result<Stop, String> {
+fn run_tasks(module: &Module, shared: &Shared, flush: Flush, limits: recorded::Limits, work: &mut Work) -> Result<Stop, String> {
     module.context().with(|ctx| {
         let globals = module.realm(&ctx).map_err(|error| error.to_string())?;
         let mut session = Session {
@@ -112,15 +128,29 @@ fn run_tasks(module: &Module, shared: &Shared, flush: Flush, work: &mut Work) ->
             plain: globals.plain,
             shared,
             bytes_max: work.row_bytes_max,
+            limits,
+            unwrap: None,
+            has_changed_resident: false,
             stop: Stop::Finished,
         };
         while session.stop == Stop::Finished {
+            let entity = work.tasks.get(work.done).map(|task| task.entity);
+            session.has_changed_resident = false;
             let Some(outcome) = work.run_next(&mut session) else { break };
+            if session.stop == Stop::Retry {
+                break;
+            }
+            if let Some(entity) = entity {
+                session.settle(&work.entities[entity].id, &outcome)?;
+            }
             let mut output = shared.output();
             output.push(&outcome)?;
             if flush == Flush::EachCommand {
                 output.flush(End::More);
             }
+        }
+        if session.stop == Stop::Stained && !session.take_texts(work) {
+            session.stop = Stop::UsedUp;
         }
         Ok(session.stop)
     })
@@ -136,8 +166,16 @@ struct Session<'a, 'js> {
     plain: Object<'js>,
     shared: &'a Shared,
     bytes_max: usize,
+    limits: recorded::Limits,
+    /// What tells the proxies of the command that is recorded; none where none is.
+    unwrap: Option<Function<'js>>,
+    /// Whether the command that ran last has changed a state that stays.
+    has_changed_resident: bool,
     stop: Stop,
 }
+
+/// What the prelude's `invoke` gives.
+type Answer<'js> = (bool, Value<'js>, Value<'js>, Value<'js>);
 
 /// Which document of a command something is said about.
 #[derive(Clone, Copy)]
@@ -156,7 +194,7 @@ impl Execute for Session<'_, '_> {
         self.shared.begin();
         let decided = self.decide(call);
         // A handler that came to its end after its time was used up is treated as one that was stopped.
-        let decided = if self.shared.is_overrun() { Err(self.overrun()) } else { decided };
+        let decided = if self.shared.is_overrun() && !self.has_changed_resident { Err(self.overrun()) } else { decided };
         if self.stop == Stop::Finished && self.module.is_stained() {
             self.stop = Stop::Stained;
         }
@@ -170,10 +208,29 @@ impl<'js> Session<'_, 'js> {
         if let Some(schema) = &command.request {
             schema.check(call.request).map_err(Failure::InvalidRequest)?;
         }
-        let answer = self.invoke(call).map_err(|error| self.engine_failure(error))?;
-        let part = |index| answer.get::<Value<'js>>(index);
-        let parts = (|| Ok((part(0)?.as_bool() == Some(true), part(1)?, part(2)?, part(3)?)))();
-        let (is_accepted, first, second, third) = parts.map_err(|error| self.engine_failure(error))?;
+        let (root, len) = match self.resident(call)? {
+            None => return self.plain(call, command, None),
+            Some(resident) => resident,
+        };
+        if command.plain_next.get() > 0 {
+            command.plain_next.set(command.plain_next.get() - 1);
+            return self.plain(call, command, Some(root));
+        }
+        match self.recorded(call, command, root.clone(), len)? {
+            Some(decision) => Ok(decision),
+            None => self.plain(call, command, Some(root)),
+        }
+    }
+
+    /// Runs a command on a state that is read for it alone: from its text, or from that of what stays of it.
+    fn plain(&mut self, call: Call<'_>, command: &Command, resident: Option<Object<'js>>) -> Result<Decision, Failure> {
+        let text = match (call.state.text(), resident) {
+            (Some(text), _) => text.clone(),
+            (None, Some(root)) => self.text(root)?,
+            (None, None) => return Err(self.retry()),
+        };
+        let state = to_js(self.ctx, &text).map_err(|error| self.engine_failure(error))?;
+        let (is_accepted, first, second, third) = self.invoke(call, state).map_err(|error| self.engine_failure(error))?;
         if !is_accepted {
             return self.rejection(first, second, third);
         }
@@ -188,12 +245,11 @@ impl<'js> Session<'_, 'js> {
         Ok(Decision::Accept { response, state: state.into() })
     }
 
-    fn invoke(&self, call: Call<'_>) -> Result<Array<'js>, Error> {
+    /// Runs the handler: whether it accepted, and response and state, or code, message and details.
+    fn invoke(&self, call: Call<'_>, state: Value<'js>) -> Result<Answer<'js>, Error> {
         self.module.host().rest();
         let (handle, this) = self.module.handler(self.ctx, &self.renew, call.command)?;
         self.module.host().begin(call.entity_id, call.command_id);
-        let state = call.state.text().ok_or_else(|| Error::new_from_js("state", "text"))?;
-        let state = to_js(self.ctx, state)?;
         let request = to_js(self.ctx, call.request)?;
         let mut arguments = Args::new(self.ctx.clone(), 8);
         arguments.push_args([handle, this, state, request])?;
@@ -201,7 +257,9 @@ impl<'js> Session<'_, 'js> {
         arguments.push_arg(call.version as f64)?;
         arguments.push_arg(call.command_id.as_str())?;
         arguments.push_arg(call.now as f64)?;
-        arguments.apply(&self.invoke)
+        let answer: Array<'js> = arguments.apply(&self.invoke)?;
+        let part = |index| answer.get::<Value<'js>>(index);
+        Ok((part(0)?.as_bool() == Some(true), part(1)?, part(2)?, part(3)?))
     }
 
     fn rejection(&mut self, code: Value<'js>, message: Value<'js>, details: Value<'js>) -> Result<Decision, Failure> {
@@ -222,7 +280,8 @@ impl<'js> Session<'_, 'js> {
     fn write(&mut self, value: Value<'js>, document: Document) -> Result<Json, Failure> {
         let mut text = String::new();
         let is_overrun = || self.shared.is_overrun();
-        let mut writer = Writer { unbox: &self.unbox, plain: &self.plain, out: &mut text, bytes_max: self.bytes_max, is_overrun: &is_overrun };
+        let unwrap = self.unwrap.as_ref();
+        let mut writer = Writer { unbox: &self.unbox, plain: &self.plain, unwrap, out: &mut text, bytes_max: self.bytes_max, is_overrun: &is_overrun };
         let error = match writer.document(value) {
             Ok(()) => return Ok(Json::trusted(text)),
             Err(WriteError::Overrun) => return Err(self.overrun()),
@@ -257,7 +316,8 @@ impl<'js> Session<'_, 'js> {
         }
         let (kind, message) = self.module.describe(error, &thrown);
         if kind == HandlerFaultKind::MemoryLimit {
-            self.stop = Stop::UsedUp;
+            // What stays of other commands may have taken the memory.
+            self.stop = if self.module.residents().is_empty() { Stop::UsedUp } else { Stop::Retry };
         }
         Failure::HandlerFailed(HandlerFault { kind, message })
     }

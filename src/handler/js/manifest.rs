@@ -9,6 +9,7 @@ use crate::core::{CommandName, Creates, Json};
 use crate::handler::schema::Schema;
 use rquickjs::object::Filter;
 use rquickjs::{Atom, Ctx, Object, Persistent, Value};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 /// The longest schema, in bytes of text.
@@ -141,7 +142,7 @@ impl<'js> Reader<'_, 'js> {
         };
         let object = Persistent::save(self.ctx, object.clone());
         let handle = Persistent::save(self.ctx, handle);
-        Some(Command { creates, object, handle, request, response })
+        Some(Command { creates, object, handle, request, response, plain_next: Cell::new(0) })
     }
 
     fn creates(&mut self, value: &Value<'js>, path: &[&str]) -> Option<Creates> {
@@ -169,7 +170,7 @@ impl<'js> Reader<'_, 'js> {
         let mut text = String::new();
         let never = || false;
         let Prelude { unbox, plain, .. } = self.prelude;
-        let mut writer = Writer { unbox, plain, out: &mut text, bytes_max: SCHEMA_MAX, is_overrun: &never };
+        let mut writer = Writer { unbox, plain, unwrap: None, out: &mut text, bytes_max: SCHEMA_MAX, is_overrun: &never };
         let compiled = match writer.document(value.clone()) {
             Ok(()) => Schema::compile(&Json::trusted(text)).map_err(|error| (error.pointer, error.message)),
             Err(WriteError::Invalid(error)) => Err((error.pointer, error.message)),

@@ -15,10 +15,13 @@
 mod child;
 mod engine;
 mod fresh;
+mod held;
 mod manifest;
 mod module;
 mod pool;
 mod protocol;
+mod record;
+mod residents;
 mod sandbox;
 mod sources;
 mod states;
@@ -56,7 +59,13 @@ pub struct Options {
     pub stall_limit: Duration,
     /// From which commands get random numbers.
     pub random: RandomKey,
+    /// From how many bytes of text on a state stays in the engine, and only its changes are read and written. For tests; results are the same.
+    #[doc(hidden)]
+    pub resident_min: usize,
 }
+
+/// Below this, reading and writing a whole state costs no more than recording what changes.
+const RESIDENT_MIN: usize = 4 << 10;
 
 impl Options {
     /// The usual options: this program, a process per core, 100 ms, 64 MiB.
@@ -71,6 +80,7 @@ impl Options {
             memory_limit: 64 << 20,
             stall_limit: Duration::from_secs(10),
             random,
+            resident_min: RESIDENT_MIN,
         }
     }
 }
@@ -103,6 +113,7 @@ pub async fn load_sources(sources: &Sources, label: &str, options: &Options) -> 
         time_limit: options.time_limit,
         memory_limit: options.memory_limit,
         random: options.random,
+        resident_min: options.resident_min,
     });
     // The processes start elsewhere; a program found by name alone stays one.
     let is_path = options.program.components().nth(1).is_some();
@@ -113,6 +124,8 @@ pub async fn load_sources(sources: &Sources, label: &str, options: &Options) -> 
         load: protocol::frame(&message).map_err(|error| LoadError::Process(error.to_string()))?,
         modules: sources.modules.len(),
         stall_limit: options.stall_limit,
+        resident_min: options.resident_min,
+        resident_bytes_max: residents::bytes_max(options.memory_limit),
     };
     let (worker, reports, end) = Worker::start(&start).await.map_err(LoadError::Process)?;
     let mut manifests = Vec::new();

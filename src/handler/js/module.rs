@@ -4,6 +4,8 @@ use super::child::Shared;
 use super::fresh::Forms;
 use super::manifest::{self, Exports};
 use super::protocol::{Load, Manifest, Problem};
+use super::record::{Recorder, SavedRecorder};
+use super::residents::Residents;
 use super::sources::{locate, resolve};
 use crate::core::batch::HandlerFaultKind;
 use crate::core::{CommandId, CommandName, Creates, EntityId, EntityType};
@@ -56,13 +58,20 @@ pub struct LoadContext {
     shared: Arc<Shared>,
     /// What was found out about each module when it was loaded first.
     forms: Rc<RefCell<BTreeMap<EntityType, KnownForms>>>,
+    /// From how many bytes of text on a state is kept.
+    pub resident_min: usize,
 }
 
 impl LoadContext {
     /// From the server's message.
     pub fn new(load: &Load, shared: &Arc<Shared>) -> LoadContext {
         let files = Rc::new(load.files.clone());
-        LoadContext { files, memory_limit: load.memory_limit, random: load.random, shared: shared.clone(), forms: Rc::default() }
+        LoadContext { files, memory_limit: load.memory_limit, random: load.random, shared: shared.clone(), forms: Rc::default(), resident_min: load.resident_min }
+    }
+
+    /// The most bytes of JavaScript memory of a module.
+    pub fn memory_limit(&self) -> usize {
+        self.memory_limit
     }
 }
 
@@ -78,6 +87,8 @@ pub struct Command {
     pub request: Option<Schema>,
     /// What responses look like.
     pub response: Option<Schema>,
+    /// How many of the next calls go without recording: it was of no use lately.
+    pub plain_next: Cell<u32>,
 }
 
 /// What all commands of a realm need.
@@ -104,6 +115,8 @@ pub struct Module {
     commands: BTreeMap<CommandName, Command>,
     state_schema: Option<Schema>,
     realm: SavedRealm,
+    residents: RefCell<Residents>,
+    recorder: RefCell<Option<SavedRecorder>>,
     /// The functions that evaluate it anew; none where each command needs a realm of its own.
     functions: Option<Persistent<Array<'static>>>,
     forms: KnownForms,
@@ -155,7 +168,8 @@ impl Module {
             slow: forms.as_ref().as_ref().err().cloned(),
         };
         let (entity_type, files) = (entity_type.clone(), from.files.clone());
-        Ok((Module { commands, state_schema, realm, functions, forms, context, host, entity_type, file, files, is_stained }, manifest))
+        let (residents, recorder) = Default::default();
+        Ok((Module { commands, state_schema, realm, residents, recorder, functions, forms, context, host, entity_type, file, files, is_stained }, manifest))
     }
 
     /// Whose module.
@@ -193,6 +207,25 @@ impl Module {
         self.is_stained.set(true);
         let command = self.command(name).ok_or(Error::Unknown)?;
         Ok((command.handle.clone().restore(ctx)?.into_value(), command.object.clone().restore(ctx)?.into_value()))
+    }
+
+    /// Whether commands can follow one another in this realm.
+    pub fn is_lasting(&self) -> bool {
+        self.functions.is_some()
+    }
+
+    /// The states that the realm keeps.
+    pub fn residents(&self) -> std::cell::RefMut<'_, Residents> {
+        self.residents.borrow_mut()
+    }
+
+    /// What records changes, made when it is needed first.
+    pub fn recorder<'js>(&self, ctx: &Ctx<'js>) -> Result<Recorder<'js>, Error> {
+        let mut saved = self.recorder.borrow_mut();
+        if saved.is_none() {
+            *saved = Some(Recorder::new(ctx)?.save(ctx));
+        }
+        saved.as_ref().ok_or(Error::Unknown)?.restore(ctx)
     }
 
     /// What states must look like.
@@ -476,12 +509,24 @@ pub struct Host {
     command: RefCell<Option<(EntityId, CommandId)>>,
     dice: RefCell<Option<Dice>>,
     lines_left: Cell<u32>,
+    /// Lines of a command that may have to run again; none where lines go out at once.
+    held: RefCell<Option<Vec<String>>>,
 }
 
 impl Host {
     fn new(entity_type: &EntityType, random: RandomKey) -> Host {
         let entity_type = entity_type.clone();
-        Host { entity_type, random, command: RefCell::default(), dice: RefCell::default(), lines_left: Cell::new(LOG_LINES_MAX) }
+        Host { entity_type, random, command: RefCell::default(), dice: RefCell::default(), lines_left: Cell::new(LOG_LINES_MAX), held: RefCell::default() }
+    }
+
+    /// Holds back the lines that are logged from here on.
+    pub fn hold_lines(&self) {
+        *self.held.borrow_mut() = Some(Vec::new());
+    }
+
+    /// Takes the lines that were held back; later ones go out at once.
+    pub fn take_lines(&self) -> Vec<String> {
+        self.held.borrow_mut().take().unwrap_or_default()
     }
 
     /// No command runs: there are no random numbers.
@@ -507,7 +552,11 @@ impl Host {
         if let Some(left) = self.lines_left.get().checked_sub(1) {
             self.lines_left.set(left);
             let line: String = text.chars().take(LOG_LINE_MAX).map(|character| if character.is_control() { ' ' } else { character }).collect();
-            eprintln!("{LOG_PREFIX} {} {level}: {line}", self.entity_type);
+            let line = format!("{LOG_PREFIX} {} {level}: {line}", self.entity_type);
+            match self.held.borrow_mut().as_mut() {
+                Some(held) => held.push(line),
+                None => eprintln!("{line}"),
+            }
         }
     }
 }

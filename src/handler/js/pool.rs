@@ -3,10 +3,14 @@
 //! A batch takes one process for itself, waiting until one is free. Its outcomes count as they arrive, so whatever a process
 //! dies of, only the tasks without an outcome are run again, elsewhere, and careful: with each outcome told of at once. The task
 //! at which two processes in a row die is the guilty one. Processes that are used up are replaced in the background.
+//!
+//! Large states stay in processes between batches. A batch goes to the process that has its states, where that is idle, and names them
+//! instead of sending them; a process that has lost one says so and gets it whole.
 
 use super::child::SUBCOMMAND;
 use super::module::LOG_PREFIX;
-use super::protocol::{End, Flush, HEADER, Message, Report, frame};
+use super::held::{Drafts, Held};
+use super::protocol::{End, Flush, HEADER, Keep, Message, Named, Report, frame};
 use super::states::States;
 use crate::core::batch::HandlerFaultKind;
 use crate::core::patch::PatchError;
@@ -16,6 +20,7 @@ use serde::de::DeserializeOwned;
 use std::borrow::Cow;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -41,6 +46,10 @@ pub struct Start {
     pub modules: usize,
     /// How long a process may be silent.
     pub stall_limit: Duration,
+    /// From how many bytes of text on a state stays in a process.
+    pub resident_min: usize,
+    /// How many bytes of text the states take at most that stay in a process of one module.
+    pub resident_bytes_max: usize,
 }
 
 /// A process, ready for batches. Dropping it kills it.
@@ -50,6 +59,7 @@ pub struct Worker {
     output: BufReader<ChildStdout>,
     buffer: Vec<u8>,
     stall_limit: Duration,
+    held: Held,
 }
 
 /// How an exchange with a process ended.
@@ -74,7 +84,7 @@ impl Worker {
         let pipes = (process.stdin.take(), process.stdout.take(), process.stderr.take());
         let (Some(input), Some(output), Some(errors)) = pipes else { return Err("the process has no pipes".into()) };
         tokio::spawn(log(errors));
-        let mut worker = Worker { process, input, output: BufReader::new(output), buffer: Vec::new(), stall_limit: start.stall_limit };
+        let mut worker = Worker { process, input, output: BufReader::new(output), buffer: Vec::new(), stall_limit: start.stall_limit, held: Held::default() };
         let mut reports = Vec::with_capacity(start.modules);
         match worker.exchange(&start.load, &mut reports, start.modules).await {
             Ended::Told(end) => Ok((worker, reports, end)),
@@ -145,21 +155,37 @@ pub struct Pool {
     start: Start,
     idle: Mutex<Vec<Worker>>,
     places: Arc<Semaphore>,
+    drafts: Mutex<Drafts>,
+    drafts_bytes_max: usize,
+    /// The name that a state was given last.
+    last_name: AtomicU64,
 }
 
 impl Pool {
     /// A pool of at most `processes`, the first of which is there already.
     pub fn new(start: Start, processes: usize, first: Worker) -> Arc<Pool> {
-        Arc::new(Pool { start, idle: Mutex::new(vec![first]), places: Arc::new(Semaphore::new(processes)) })
+        let drafts_bytes_max = start.resident_bytes_max.saturating_mul(processes);
+        let (drafts, last_name) = Default::default();
+        Arc::new(Pool { start, idle: Mutex::new(vec![first]), places: Arc::new(Semaphore::new(processes)), drafts, drafts_bytes_max, last_name })
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Worker>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A process that is ready: an idle one, or a new one.
-    async fn worker(&self) -> Result<Worker, HandlersUnavailable> {
-        let idle = self.idle().pop();
+    fn drafts(&self) -> std::sync::MutexGuard<'_, Drafts> {
+        self.drafts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A process that is ready: the idle one that keeps a large state of the batch, else one that keeps nothing, else any, or a new one.
+    async fn worker(&self, module: usize, work: &Work, large: &[usize]) -> Result<Worker, HandlersUnavailable> {
+        let idle = {
+            let mut idle = self.idle();
+            let known = |worker: &Worker| large.iter().filter(|entity| held_name(worker, module, work, **entity).is_some()).count();
+            let best = if large.is_empty() { None } else { (0..idle.len()).max_by_key(|at| known(&idle[*at])).filter(|at| known(&idle[*at]) > 0) };
+            let best = best.or_else(|| idle.iter().rposition(|worker| worker.held.is_empty())).or(idle.len().checked_sub(1));
+            best.map(|at| idle.remove(at))
+        };
         match idle {
             Some(worker) => Ok(worker),
             None => self.start_one().await,
@@ -187,22 +213,40 @@ impl Pool {
         let mut outcomes: Vec<Outcome> = Vec::with_capacity(total);
         let mut states = States::new(&work.entities);
         let mut flush = Flush::AtEnd;
+        // Whether large states stay in the process: not once they may have been in the way of a command.
+        let mut may_keep = true;
         // How many processes have died at the task that is next, as far as is known.
         let mut deaths = 0;
         while outcomes.len() < total {
             // What is known already has happened as far as the rest is concerned.
-            follow(&mut work, &mut states, &outcomes, first)?;
-            let mut worker = self.worker().await?;
-            let message = Message::Run { module, flush, work: Cow::Borrowed(&work) };
-            let message = frame(&message).map_err(|error| HandlersUnavailable(format!("the batch cannot be sent: {error}")))?;
+            self.follow(&mut work, &mut states, &outcomes, first)?;
+            let large = if may_keep { self.large(&work) } else { Vec::new() };
+            let mut worker = self.worker(module, &work, &large).await?;
+            let names: Vec<Named> = large.iter().map(|entity| self.name(&worker, module, &work, *entity)).collect();
+            let keep = if may_keep { Keep::Large(names.clone()) } else { Keep::Nothing };
+            let message = encode(module, flush, keep, &mut work)?;
+            for entity in &work.entities {
+                worker.held.forget(module, &entity.id);
+            }
             let before = outcomes.len();
             match worker.exchange(&message, &mut outcomes, total).await {
                 Ended::Told(End::Done) => {
+                    let texts = self.follow(&mut work, &mut states, &outcomes, first)?;
+                    for Named { entity, after, .. } in names {
+                        if let Some(text) = texts[entity].as_ref().filter(|text| text.len() >= self.start.resident_min) {
+                            worker.held.keep(module, &work.entities[entity].id, text.clone(), after, self.start.resident_bytes_max);
+                        }
+                    }
                     self.idle().push(worker);
-                    let states = follow(&mut work, &mut states, &outcomes, first)?;
-                    return Ok(Ran { outcomes, states });
+                    states.leave(&mut self.drafts(), self.drafts_bytes_max);
+                    return Ok(Ran { outcomes, states: texts });
                 }
-                Ended::Told(End::UsedUp | End::More) => {}
+                // The same process gets the whole; what it keeps of others is still good.
+                Ended::Told(End::Missing) => {
+                    self.idle().push(worker);
+                    continue;
+                }
+                Ended::Told(End::UsedUp | End::More) => may_keep = may_keep && outcomes.len() > before,
                 Ended::Told(End::Overran) => {
                     outcomes.push(failed(HandlerFaultKind::TimeLimit, "the handler used more CPU time than allowed, and its process was ended".into()));
                     deaths = 0;
@@ -225,8 +269,35 @@ impl Pool {
             drop(worker);
         }
         self.replace(place);
-        let states = follow(&mut work, &mut states, &outcomes, first)?;
-        Ok(Ran { outcomes, states })
+        let texts = self.follow(&mut work, &mut states, &outcomes, first)?;
+        states.leave(&mut self.drafts(), self.drafts_bytes_max);
+        Ok(Ran { outcomes, states: texts })
+    }
+
+    /// The entities of a batch whose states may stay in a process.
+    fn large(&self, work: &Work) -> Vec<usize> {
+        let is_large = |entity: &usize| work.entities[*entity].state.as_ref().is_some_and(|state| state.len() >= self.start.resident_min);
+        (0..work.entities.len()).filter(is_large).collect()
+    }
+
+    /// How an entity's state is called before the batch, where the process keeps it, and after.
+    fn name(&self, worker: &Worker, module: usize, work: &Work, entity: usize) -> Named {
+        Named { entity, before: held_name(worker, module, work, entity), after: self.last_name.fetch_add(1, Relaxed) + 1 }
+    }
+
+    /// Notes the outcomes that are new; the whole states after them.
+    fn follow(&self, work: &mut Work, states: &mut States, outcomes: &[Outcome], first: usize) -> Result<Vec<Option<Json>>, HandlersUnavailable> {
+        let broken = |error: PatchError| HandlersUnavailable(error.to_string());
+        while work.done - first < outcomes.len() {
+            let outcome = &outcomes[work.done - first];
+            states.follow(work.tasks[work.done].entity, outcome, |text| self.drafts().take(text)).map_err(broken)?;
+            work.record(outcome.clone());
+        }
+        let texts = states.texts().map_err(broken)?;
+        for (entity, text) in work.entities.iter_mut().zip(&texts) {
+            entity.state = text.clone().map(State::Whole);
+        }
+        Ok(texts)
     }
 
     /// Starts a process for the place of one that was used up, for whoever comes next.
@@ -242,19 +313,27 @@ impl Pool {
     }
 }
 
-/// Notes the outcomes that are new; the whole states after them.
-fn follow(work: &mut Work, states: &mut States, outcomes: &[Outcome], first: usize) -> Result<Vec<Option<Json>>, HandlersUnavailable> {
-    let broken = |error: PatchError| HandlersUnavailable(error.to_string());
-    while work.done - first < outcomes.len() {
-        let outcome = &outcomes[work.done - first];
-        states.follow(work.tasks[work.done].entity, outcome).map_err(broken)?;
-        work.record(outcome.clone());
+/// How a process calls the state of an entity of a batch; none where it does not keep it.
+fn held_name(worker: &Worker, module: usize, work: &Work, entity: usize) -> Option<u64> {
+    let entity = &work.entities[entity];
+    worker.held.name(module, &entity.id, entity.state.as_ref()?.text()?)
+}
+
+/// A batch as a message. States that the process keeps are named, not sent.
+fn encode(module: usize, flush: Flush, keep: Keep, work: &mut Work) -> Result<Vec<u8>, HandlersUnavailable> {
+    let mut texts = Vec::new();
+    if let Keep::Large(names) = &keep {
+        for Named { entity, .. } in names.iter().filter(|name| name.before.is_some()) {
+            let state = &mut work.entities[*entity].state;
+            let held = state.as_ref().map(|state| State::Held { len: state.len() });
+            texts.push((*entity, std::mem::replace(state, held)));
+        }
     }
-    let texts = states.texts().map_err(broken)?;
-    for (entity, text) in work.entities.iter_mut().zip(&texts) {
-        entity.state = text.clone().map(State::Whole);
+    let message = frame(&Message::Run { module, flush, keep, work: Cow::Borrowed(work) });
+    for (entity, text) in texts {
+        work.entities[entity].state = text;
     }
-    Ok(texts)
+    message.map_err(|error| HandlersUnavailable(format!("the batch cannot be sent: {error}")))
 }
 
 fn failed(kind: HandlerFaultKind, message: String) -> Outcome {

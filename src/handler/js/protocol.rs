@@ -22,6 +22,8 @@ pub enum Message<'a> {
         module: usize,
         /// When to tell of outcomes.
         flush: Flush,
+        /// Which states stay in the process.
+        keep: Keep,
         /// The batch.
         work: Cow<'a, Work>,
     },
@@ -34,6 +36,26 @@ pub enum Flush {
     AtEnd,
     /// After each command, so that a crash tells which one is guilty.
     EachCommand,
+}
+
+/// Which states a process keeps as objects of its engine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Keep {
+    /// None: every command reads its state from a text.
+    Nothing,
+    /// Large ones, with the names that the server gives them.
+    Large(Vec<Named>),
+}
+
+/// The state of one entity of a batch, as a process keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Named {
+    /// Its index in [`Work::entities`].
+    pub entity: usize,
+    /// The name of the state before the batch, which is not sent: the process has it, or answers [`End::Missing`].
+    pub before: Option<u64>,
+    /// The name of the state after the batch.
+    pub after: u64,
 }
 
 /// All that a process needs to know.
@@ -51,6 +73,8 @@ pub struct Load {
     pub memory_limit: usize,
     /// From which commands get random numbers.
     pub random: RandomKey,
+    /// From how many bytes of text on a state is kept.
+    pub resident_min: usize,
 }
 
 /// What a module offers, or what is wrong with it.
@@ -104,6 +128,8 @@ pub enum End {
     UsedUp,
     /// The next item took too long and could not be stopped; the process is gone.
     Overran,
+    /// The process does not have a state that it should have kept. Nothing was run; the process waits for the next message.
+    Missing,
 }
 
 /// Bytes before the items of a frame from a process: length of the rest, end, number of items.
@@ -119,6 +145,7 @@ impl End {
             End::Done => 1,
             End::UsedUp => 2,
             End::Overran => 3,
+            End::Missing => 4,
         };
         header[5..].copy_from_slice(&items.to_le_bytes());
         header
@@ -132,6 +159,7 @@ impl End {
             1 => End::Done,
             2 => End::UsedUp,
             3 => End::Overran,
+            4 => End::Missing,
             _ => return None,
         };
         Some((end, u32::from_le_bytes([e, f, g, h]), u32::from_le_bytes([a, b, c, d]) as usize))

@@ -128,7 +128,8 @@ impl From<Error> for WriteError {
     }
 }
 
-type Written<T> = Result<T, WriteError>;
+/// What writing gives.
+pub type Written<T> = Result<T, WriteError>;
 
 fn invalid<T>(message: impl Into<String>) -> Written<T> {
     Err(WriteError::Invalid(SchemaError { pointer: String::new(), message: message.into() }))
@@ -151,6 +152,8 @@ pub struct Writer<'a, 'js> {
     pub unbox: &'a Function<'js>,
     /// `Object.prototype`: what a plain object inherits from.
     pub plain: &'a Object<'js>,
+    /// The function that gives what a recording proxy stands for, and nothing for any other; none where nothing is recorded.
+    pub unwrap: Option<&'a Function<'js>>,
     /// Where the text goes.
     pub out: &'a mut String,
     /// The longest text.
@@ -163,6 +166,11 @@ impl<'js> Writer<'_, 'js> {
     /// Writes one document. `undefined`, functions and symbols are no documents.
     pub fn document(&mut self, value: Value<'js>) -> Written<()> {
         if self.value(value, Key::None, 0)? { Ok(()) } else { invalid("undefined, functions and symbols are no JSON") }
+    }
+
+    /// Writes a value that stands at `key` inside a document, `depth` levels below its top. False, and nothing, where JSON leaves it out.
+    pub fn member(&mut self, value: Value<'js>, key: Key<'_>, depth: usize) -> Written<bool> {
+        self.value(value, key, depth)
     }
 
     /// Writes a value, or nothing (false) where JSON leaves it out.
@@ -194,7 +202,15 @@ impl<'js> Writer<'_, 'js> {
             Type::BigInt => self.big_int(value)?,
             Type::Array | Type::Object | Type::Exception => return self.nested(value, key, depth),
             // The engine does not tell whether it stands for an array.
-            Type::Proxy => return invalid("a Proxy is no JSON; copy it into a plain object or an array"),
+            Type::Proxy => {
+                if let Some(unwrap) = self.unwrap {
+                    let recorded: Value<'js> = unwrap.call((value,))?;
+                    if recorded.is_object() {
+                        return self.nested(recorded, key, depth);
+                    }
+                }
+                return invalid("a Proxy is no JSON; copy it into a plain object or an array");
+            }
             Type::Promise => return invalid("a promise is no JSON; handlers run to their end without waiting"),
             Type::Undefined | Type::Uninitialized | Type::Symbol | Type::Function | Type::Constructor => return Ok(false),
             Type::Module | Type::Unknown => return invalid("an internal value is no JSON"),
@@ -313,9 +329,12 @@ fn text(value: &Value<'_>) -> Written<String> {
 
 /// Under which key a value stands, as `toJSON` is told.
 #[derive(Clone, Copy)]
-enum Key<'a> {
+pub enum Key<'a> {
+    /// Under none.
     None,
+    /// A place in an array.
     Index(u32),
+    /// A key of an object.
     Name(&'a str),
 }
 

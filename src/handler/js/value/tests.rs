@@ -14,7 +14,7 @@ fn realm<T>(with: impl FnOnce(&Ctx<'_>, &mut dyn FnMut(Value<'_>) -> String) -> 
             // The one context there is; the compiler cannot know.
             let value = rquickjs::Persistent::save(&value.ctx().clone(), value).restore(&ctx).unwrap();
             let never = || false;
-            let mut writer = Writer { unbox: &unbox, plain: &plain, out: &mut out, bytes_max: 1 << 20, is_overrun: &never };
+            let mut writer = Writer { unbox: &unbox, plain: &plain, unwrap: None, out: &mut out, bytes_max: 1 << 20, is_overrun: &never };
             match writer.document(value) {
                 Ok(()) => out,
                 Err(error) => format!("{error:?}"),
