@@ -265,6 +265,172 @@ mod tests {
         assert!(errors.iter().all(|error| error.message.chars().count() <= MESSAGE_MAX + 1));
     }
 
+    /// A path and a key below it as a pointer.
+    fn stays_valid(schema: &Schema, pointer: &str, value: Option<&str>) -> bool {
+        let step = |part: &str| part.parse().map_or_else(|_| Step::Key(part.replace("~1", "/").replace("~0", "~")), Step::Index);
+        let steps: Vec<Step> = pointer.split('/').skip(1).map(step).collect();
+        let (last, path) = steps.split_last().unwrap();
+        schema.stays_valid(path, value.map_or(Edit::Remove(last), |text| Edit::Put(last, text)))
+    }
+
+    #[test]
+    fn changes_are_checked_by_the_part_of_the_schema_that_is_about_them() {
+        let schema = Schema::compile(&json(
+            r##"{"type":"object","title":"t","properties":{"a":{"type":"integer"},"words":{"type":"array","items":{"$ref":"#/$defs/word"}},
+                 "by/name":{"additionalProperties":{"$ref":"#/$defs/person"},"type":"object"},"few":{"maxItems":3,"items":true},"free":true,
+                 "either":{"anyOf":[{"required":["x"]},{"required":["y"]}]}},
+                 "required":["a"],"additionalProperties":false,"$defs":{"word":{"pattern":"^[a-z]+$"},
+                 "person":{"properties":{"age":{"minimum":0},"boss":{"$ref":"#/$defs/person"}},"required":["age"]}}}"##,
+        ))
+        .unwrap();
+        for (pointer, value, expected) in [
+            ("/a", Some("1"), true),
+            ("/a", Some("1.5"), false),
+            ("/a", None, false),
+            ("/words", None, true),
+            ("/words", Some(r#"["x","Y"]"#), false),
+            ("/words/7", Some(r#""x""#), true),
+            ("/words/7", Some(r#""X""#), false),
+            ("/words/7", None, true),
+            ("/by~1name/bob", Some(r#"{"age":1}"#), true),
+            ("/by~1name/bob", Some("{}"), false),
+            ("/by~1name/bob", None, true),
+            ("/by~1name/bob/age", None, false),
+            ("/by~1name/bob/boss/boss/age", Some("-1"), false),
+            ("/by~1name/bob/boss/boss/age", Some("1"), true),
+            ("/by~1name/bob/boss/boss/hat", Some("1"), true),
+            ("/few/0", Some("1"), false),
+            ("/few", Some("[1,2,3]"), true),
+            ("/free/x/y", Some("1"), true),
+            ("/free/x", None, true),
+            ("/either/x", None, false),
+            ("/either/x", Some("1"), false),
+            ("/either", Some(r#"{"y":1}"#), true),
+            ("/other", Some("1"), false),
+        ] {
+            assert_eq!(stays_valid(&schema, pointer, value), expected, "{pointer} {value:?}");
+        }
+        for foreign in [r##"{"properties":{"a":{"$ref":"#"}}}"##, r##"{"properties":{"a":{"$ref":"#/properties/b"},"b":true}}"##, r#"{"$id":"https://x.test/"}"#] {
+            assert!(!stays_valid(&Schema::compile(&json(foreign)).unwrap(), "/c", Some("1")), "{foreign}");
+        }
+        for (boolean, expected) in [("true", true), ("false", false)] {
+            let schema = Schema::compile(&json(boolean)).unwrap();
+            assert_eq!((stays_valid(&schema, "/a", Some("1")), stays_valid(&schema, "/a", None)), (expected, expected));
+        }
+    }
+
+    mod properties {
+        use super::*;
+        use proptest::prelude::*;
+        use serde_json::json;
+
+        fn leaf() -> impl Strategy<Value = Value> {
+            prop_oneof![Just(json!(null)), (0..4).prop_map(|n| json!(n)), Just(json!(1.5)), "[ab]{0,2}".prop_map(|text| json!(text)), any::<bool>().prop_map(|b| json!(b))]
+        }
+
+        fn key() -> impl Strategy<Value = String> {
+            prop::sample::select(vec!["a", "b", "c", "/~"]).prop_map(str::to_owned)
+        }
+
+        fn document() -> impl Strategy<Value = Value> {
+            leaf().prop_recursive(4, 24, 4, |inner| {
+                prop_oneof![
+                    prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                    prop::collection::btree_map(key(), inner, 0..4).prop_map(|members| Value::Object(members.into_iter().collect())),
+                ]
+            })
+        }
+
+        fn schema() -> impl Strategy<Value = Value> {
+            let simple = prop_oneof![
+                Just(json!(true)),
+                Just(json!({})),
+                prop::sample::select(vec!["integer", "string", "object", "array", "null"]).prop_map(|name| json!({ "type": name })),
+                Just(json!({"minimum": 1})),
+                Just(json!({"$ref": "#/$defs/d"})),
+                Just(json!({"$ref": "#/$defs/d", "title": "x"})),
+            ];
+            simple.prop_recursive(4, 24, 4, |inner| {
+                let keyword = prop_oneof![
+                    6 => prop::collection::btree_map(key(), inner.clone(), 0..3).prop_map(|parts| ("properties", json!(parts))),
+                    3 => inner.clone().prop_map(|part| ("additionalProperties", part)),
+                    3 => inner.clone().prop_map(|part| ("items", part)),
+                    2 => prop::collection::vec(key(), 0..2).prop_map(|mut names| { names.dedup(); ("required", json!(names)) }),
+                    1 => inner.clone().prop_map(|part| ("allOf", json!([part]))),
+                    1 => inner.clone().prop_map(|part| ("not", part)),
+                    1 => inner.clone().prop_map(|part| ("propertyNames", part)),
+                    1 => inner.clone().prop_map(|part| ("contains", part)),
+                    1 => inner.clone().prop_map(|part| ("patternProperties", json!({"a": part}))),
+                    1 => (0..3).prop_map(|n| ("maxProperties", json!(n))),
+                    1 => (0..3).prop_map(|n| ("minItems", json!(n))),
+                    1 => Just(("uniqueItems", json!(true))),
+                    1 => inner.clone().prop_map(|part| ("prefixItems", json!([part]))),
+                    1 => inner.prop_map(|part| ("unevaluatedProperties", part)),
+                    1 => Just(("dependentRequired", json!({"a": ["b"]}))),
+                    2 => Just(("$ref", json!("#/$defs/d"))),
+                ];
+                prop::collection::vec(keyword, 0..4).prop_map(|keywords| Value::Object(keywords.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()))
+            })
+        }
+
+        /// All containers of a document, as paths.
+        fn containers(value: &Value, path: &mut Vec<Step>, found: &mut Vec<(Vec<Step>, Value)>) {
+            let parts: Vec<(Step, &Value)> = match value {
+                Value::Array(elements) => elements.iter().enumerate().map(|(index, part)| (Step::Index(index), part)).collect(),
+                Value::Object(members) => members.iter().map(|(name, part)| (Step::Key(name.clone()), part)).collect(),
+                _ => return,
+            };
+            found.push((path.clone(), value.clone()));
+            for (step, part) in parts {
+                path.push(step);
+                containers(part, path, found);
+                path.pop();
+            }
+        }
+
+        proptest! {
+            #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, max_global_rejects: 1 << 20, ..ProptestConfig::default() })]
+            #[test]
+            fn what_surely_stays_valid_is_valid(
+                root in schema(), definition in schema(), document in document(), value in document(), name in key(), number in 0..64_usize, removes in any::<bool>(),
+            ) {
+                let mut root = root;
+                if let Some(root) = root.as_object_mut() {
+                    root.insert("$defs".into(), json!({ "d": definition }));
+                }
+                // A definition that is only a reference to itself is refused.
+                let Ok(schema) = Schema::compile(&Json::from_serialize(&root).unwrap()) else { return Ok(()) };
+                prop_assume!(schema.check(&Json::from_serialize(&document).unwrap()).is_ok());
+                let mut found = Vec::new();
+                containers(&document, &mut Vec::new(), &mut found);
+                prop_assume!(!found.is_empty());
+                let (path, container) = &found[number % found.len()];
+                let mut pointer = String::new();
+                path.iter().for_each(|step| step.write_pointer(&mut pointer));
+                let mut after = document.clone();
+                let text = value.to_string();
+                let step = match (after.pointer_mut(&pointer).unwrap(), container) {
+                    (Value::Object(members), _) => {
+                        let step = Step::Key(name.clone());
+                        if removes { members.remove(&name); } else { members.insert(name, value); }
+                        step
+                    }
+                    (Value::Array(elements), _) => {
+                        let index = number % (elements.len() + usize::from(!removes)).max(1);
+                        if removes && index < elements.len() { elements.remove(index); } else if !removes { elements.insert(index, value); }
+                        Step::Index(index)
+                    }
+                    _ => unreachable!("containers are arrays and objects"),
+                };
+                let edit = if removes { Edit::Remove(&step) } else { Edit::Put(&step, &text) };
+                if schema.stays_valid(path, edit) {
+                    let checked = schema.check(&Json::from_serialize(&after).unwrap());
+                    prop_assert!(checked.is_ok(), "{} {:?}", after, checked);
+                }
+            }
+        }
+    }
+
     #[test]
     fn bad_schemas_are_refused_with_their_place() {
         for (schema, pointer) in [

@@ -5,9 +5,6 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// How many commands the interpreter has, all of them the same: one that recording is not for runs without it for a while.
-const NAMES: usize = 400;
-
 /// Runs a list of operations on the state. Numbers in them choose among what is there.
 const INTERPRETER: &str = r#"
 const names = ["a", "b", "c", "10", "9", "~/", "é", "\ue000", "😀", "__proto__", "toString", "zz", "length", "k1", "k2", "k3"];
@@ -91,7 +88,7 @@ const handle = (state, request, context) => {
   return said;
 };
 export const state = { type: ["object", "array"], properties: { k1: { type: "object", properties: { n: { maximum: 3 } } }, k2: { not: { type: "boolean" } } } };
-export const commands = Object.fromEntries(Array.from({ length: 400 }, (_, number) => [`run${number}`, { handle }]));
+export const commands = { run: { handle } };
 "#;
 
 const OPERATIONS: &[&str] = &[
@@ -150,7 +147,7 @@ fn batches() -> impl Strategy<Value = Vec<(Between, Vec<Value>)>> {
 }
 
 fn document() -> impl Strategy<Value = Json> {
-    (prop::collection::vec(value(24), 4..10), 0..6000_usize, any::<bool>()).prop_map(|(parts, filler, is_array)| {
+    (prop::collection::vec(value(24), 4..10), 1000..8000_usize, any::<bool>()).prop_map(|(parts, filler, is_array)| {
         let filler = Value::from("x".repeat(filler));
         let whole = if is_array {
             Value::Array(parts.into_iter().chain([filler]).collect())
@@ -162,11 +159,15 @@ fn document() -> impl Strategy<Value = Json> {
     })
 }
 
-fn batch(state: &Json, commands: &[Value], names: &AtomicUsize) -> Work {
-    let commands: Vec<(String, String)> =
-        commands.iter().map(|request| (format!("run{}", names.fetch_add(1, Relaxed) % NAMES), request.to_string())).collect();
-    let commands: Vec<(&str, &str)> = commands.iter().map(|(name, request)| (name.as_str(), request.as_str())).collect();
-    Work { entities: vec![LoadedEntity { state: Some(state.clone().into()), ..work(Some("0"), &[]).entities.remove(0) }], ..work(None, &commands) }
+fn batch(state: &Json, requests: &[Value]) -> Work {
+    let requests: Vec<String> = requests.iter().map(Value::to_string).collect();
+    let commands: Vec<(&str, &str)> = requests.iter().map(|request| ("run", request.as_str())).collect();
+    on(state, &commands)
+}
+
+/// A batch on exactly this text of a state.
+fn on(state: &Json, commands: &[(&str, &str)]) -> Work {
+    Work { entities: vec![LoadedEntity { state: Some(state.clone().into()), ..work(Some("0"), &[]).entities.remove(0) }], ..work(None, commands) }
 }
 
 fn patches(outcomes: &[Outcome]) -> usize {
@@ -174,7 +175,7 @@ fn patches(outcomes: &[Outcome]) -> usize {
 }
 
 async fn plain_and_recorded(source: &str) -> [Module; 2] {
-    let with = |resident_min| Options { resident_min, time_limit: Duration::from_secs(10), processes: NonZeroUsize::MIN, ..options() };
+    let with = |resident_min| Options { resident_min, plain_after_useless: 0, time_limit: Duration::from_secs(10), processes: NonZeroUsize::MIN, ..options() };
     [Module::with(source, &with(usize::MAX)).await, Module::with(source, &with(1)).await]
 }
 
@@ -182,7 +183,7 @@ async fn plain_and_recorded(source: &str) -> [Module; 2] {
 fn recorded_commands_are_indistinguishable_from_plain_ones() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let [plain, recorded] = runtime.block_on(plain_and_recorded(INTERPRETER));
-    let (names, patched, total) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+    let (patched, total) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let cases = std::env::var("LARGE_STATE_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(96);
     let config = ProptestConfig { cases, max_shrink_iters: 2000, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(document in document(), batches in batches())| {
@@ -195,7 +196,7 @@ fn recorded_commands_are_indistinguishable_from_plain_ones() {
                 Between::ReadAgain => state = Json::trusted(state.as_str().to_owned()),
             }
             before = state.clone();
-            let work = batch(&state, &commands, &names);
+            let work = batch(&state, &commands);
             let (expected, found) = runtime.block_on(async {
                 let raw = recorded.handlers.run(work.clone()).await.unwrap();
                 patched.fetch_add(patches(&raw.outcomes), Relaxed);
@@ -211,4 +212,202 @@ fn recorded_commands_are_indistinguishable_from_plain_ones() {
     });
     let (patched, total) = (patched.into_inner(), total.into_inner());
     assert!(patched * 3 > total, "only {patched} of {total} commands told their changes");
+}
+
+/// A state of about so many bytes.
+fn large(bytes: usize, n: i64) -> Json {
+    let members: Vec<String> = (0..bytes / 100).map(|number| format!(r#""m{number:06}":{{"n":{n},"text":"{}"}}"#, "x".repeat(76))).collect();
+    Json::canonical(format!("{{{}}}", members.join(",")).as_bytes()).unwrap()
+}
+
+const COUNT: &str = "export const commands = {
+    count: { handle(state, request) { const member = state[request]; member.n += 1; return member.n; } },
+    later: { async handle() {} },
+    spin: { handle(state, request) { state[request].n = -1; for (;;); } },
+    fill: { handle(state, request) { state[request].n = -1; const all = []; for (;;) all.push(new ArrayBuffer(1e6)); } },
+    deep: { handle(state, request) { state[request].n = -1; (function deep() { return deep() + 1; })(); } },
+    native: { handle(state, request) { state[request].n = -1; 'a'.repeat(4e5).indexOf('a'.repeat(2e5) + 'b'); } },
+    sum: { handle(state) { let sum = 0; for (const key in state) sum += state[key].n; return sum; } },
+};";
+
+const COUNT_FIRST: (&str, &str) = ("count", "\"m000001\"");
+
+async fn count(module: &Module, state: &Json, commands: &[(&str, &str)]) -> (Vec<String>, Json) {
+    let Ran { outcomes, mut states } = module.handlers.run(on(state, commands)).await.unwrap();
+    let shown = outcomes.iter().map(|outcome| match outcome {
+        Outcome::Accepted { response, .. } => response.to_string(),
+        other => fault_kind(other).map_or_else(|| show(other), |kind| format!("{kind:?}")),
+    });
+    (shown.collect(), states.remove(0).unwrap())
+}
+
+#[tokio::test]
+async fn changes_are_told_from_the_first_command_on() {
+    let module = Module::new(COUNT).await;
+    let Ran { outcomes, .. } = module.handlers.run(on(&large(20_000, 0), &[COUNT_FIRST; 3])).await.unwrap();
+    let patches: Vec<&str> = outcomes.iter().map(|outcome| if let Outcome::Accepted { state: Change::Patch { patch, .. }, .. } = outcome { patch.as_str() } else { "" }).collect();
+    assert_eq!(patches, [1, 2, 3].map(|n| format!(r#"[{{"op":"replace","path":"/m000001/n","value":{n}}}]"#)));
+}
+
+#[tokio::test]
+async fn a_state_that_its_process_has_lost_is_not_missed() {
+    let module = Module::with(COUNT, &Options { processes: NonZeroUsize::MIN, ..options() }).await;
+    let mut state = large(20_000, 0);
+    for round in 0..4 {
+        let (shown, after) = count(&module, &state, &[COUNT_FIRST, COUNT_FIRST]).await;
+        assert_eq!(shown, [2 * round + 1, 2 * round + 2].map(|n| n.to_string()));
+        state = after;
+        if round % 2 == 0 {
+            // A promise has the realm made anew, and with it goes what was kept; the server does not know.
+            let mut other = on(&Json::trusted(r#"{"a":1}"#), &[("later", "0")]);
+            other.entities[0].id = EntityId::new("e-2", 20).unwrap();
+            module.handlers.run(other).await.unwrap();
+        } else {
+            processes::kill_all(&module.folder);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_realm_that_is_made_anew_within_a_batch_loses_no_change() {
+    let module = Module::new(COUNT).await;
+    let (shown, state) = count(&module, &large(20_000, 0), &[COUNT_FIRST, COUNT_FIRST, ("later", "0"), COUNT_FIRST]).await;
+    assert_eq!([&shown[0], &shown[1], &shown[2], &shown[3]], ["1", "2", "Exception", "3"]);
+    assert_eq!(state.as_str(), large(20_000, 0).as_str().replacen(r#""m000001":{"n":0"#, r#""m000001":{"n":3"#, 1));
+}
+
+#[tokio::test]
+async fn a_state_is_not_known_by_version_length_or_text() {
+    let module = Module::with(COUNT, &Options { processes: NonZeroUsize::MIN, ..options() }).await;
+    let (first, second) = (large(20_000, 1), large(20_000, 5));
+    assert_eq!(first.len(), second.len());
+    for (state, expected) in [(&first, "2"), (&second, "6"), (&first, "2"), (&first, "2"), (&second, "6")] {
+        let (shown, after) = count(&module, state, &[COUNT_FIRST]).await;
+        assert_eq!(shown, [expected]);
+        // What one run left stays in the process; the next round runs on another state of the same version and length all the same.
+        let again = Json::trusted(after.as_str().to_owned());
+        assert_eq!(count(&module, &again, &[COUNT_FIRST]).await.0, [(expected.parse::<i32>().unwrap() + 1).to_string()]);
+    }
+}
+
+#[tokio::test]
+async fn commands_that_break_leave_large_states_alone() {
+    let module = Module::new(COUNT).await;
+    let breaks = [("spin", "TimeLimit"), ("deep", "StackLimit"), ("fill", "MemoryLimit"), ("native", "TimeLimit")];
+    for (name, kind) in breaks {
+        let (shown, state) = count(&module, &large(20_000, 0), &[COUNT_FIRST, (name, COUNT_FIRST.1), COUNT_FIRST]).await;
+        assert_eq!(shown, ["1", kind, "2"], "{name}");
+        assert_eq!(count(&module, &state, &[(name, COUNT_FIRST.1), COUNT_FIRST]).await.0, [kind, "3"], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn what_stays_is_bounded() {
+    let module = Module::with(COUNT, &Options { processes: NonZeroUsize::MIN, time_limit: Duration::from_secs(20), ..options() }).await;
+    let mut work = on(&large(4_000_000, 0), &[COUNT_FIRST, COUNT_FIRST, COUNT_FIRST]);
+    work.row_bytes_max = 16 << 20;
+    let Ran { outcomes, .. } = module.handlers.run(work).await.unwrap();
+    assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Accepted { state: Change::Whole(_), .. })), "a document too large to stay");
+
+    // More and larger ones than may stay, in one batch and over several.
+    for (entities, bytes) in [(80, 6_000), (9, 700_000)] {
+        let mut work = on(&large(bytes, 0), &[]);
+        work.bytes_left = 1 << 30;
+        let entity = work.entities.remove(0);
+        work.entities = (0..entities).map(|number| LoadedEntity { id: EntityId::new(&format!("e-{number}"), 20).unwrap(), ..entity.clone() }).collect();
+        let task = on(&large(bytes, 0), &[COUNT_FIRST]).tasks.remove(0);
+        work.tasks = (0..2 * entities).map(|number| Task { entity: number % entities, ..task.clone() }).collect();
+        for round in 0..3 {
+            let Ran { outcomes, states } = module.handlers.run(work.clone()).await.unwrap();
+            for (number, outcome) in outcomes.iter().enumerate() {
+                let Outcome::Accepted { response, .. } = outcome else { panic!("{outcome:?}") };
+                assert_eq!(response.as_str(), (2 * round + number / entities + 1).to_string());
+            }
+            work.entities.iter_mut().zip(states).for_each(|(entity, state)| entity.state = state.map(State::Whole));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_full_batch_still_makes_progress() {
+    let module = Module::new(COUNT).await;
+    let (_, state) = count(&module, &large(20_000, 0), &[COUNT_FIRST]).await;
+    let mut work = on(&state, &[COUNT_FIRST; 5]);
+    work.bytes_left = 1000;
+    let (shown, _) = {
+        let Ran { outcomes, states } = module.handlers.run(work).await.unwrap();
+        (outcomes.iter().map(|outcome| matches!(outcome, Outcome::Accepted { .. })).collect::<Vec<_>>(), states)
+    };
+    assert_eq!(shown, [true, false, false, false, false]);
+}
+
+#[tokio::test]
+async fn a_state_that_is_older_than_its_schema_is_refused_all_the_same() {
+    let source = "export const state = { properties: { a: { type: 'integer' } } }; export const commands = { run: { handle(state, request) { Object.assign(state, request); } } };";
+    for options in small_and_large() {
+        let module = Module::with(source, &options).await;
+        let state = Json::trusted(format!(r#"{{"a":"old","b":0,"filler":"{}"}}"#, "x".repeat(1000)));
+        let Ran { outcomes, .. } = module.handlers.run(on(&state, &[("run", r#"{"b":1}"#), ("run", r#"{"a":2}"#), ("run", r#"{"b":2}"#), ("run", r#"{"a":"no"}"#)])).await.unwrap();
+        let are_accepted: Vec<bool> = outcomes.iter().map(|outcome| matches!(outcome, Outcome::Accepted { .. })).collect();
+        assert_eq!(are_accepted, [false, true, true, false]);
+    }
+}
+
+/// What a command leaves in the state, and what the next one finds.
+const LEAKS: &[(&str, &str, &str)] = &[
+    ("state.f = () => 1; state.f.secret = 1", "typeof state.f", "\"undefined\""),
+    ("state.list.secret = 1", "state.list.secret", "null"),
+    ("state.list[Symbol.iterator] = 1", "typeof state.list[Symbol.iterator]", "\"function\""),
+    ("state[Symbol.for('x')] = 1", "state[Symbol.for('x')]", "null"),
+    ("state.a = Object.create({ secret: 1 })", "state.a.secret", "null"),
+    ("Object.defineProperty(state, 'secret', { value: 1 })", "'secret' in state", "false"),
+    ("Object.defineProperty(state, 'secret', { get: () => 1, enumerable: true })", "Object.getOwnPropertyDescriptor(state, 'secret').get", "null"),
+    ("state.a = new (class { #x = 1; get y() { return 1 } })()", "[state.a.y, Object.getPrototypeOf(state.a) === Object.prototype]", "[null,true]"),
+    ("state.a = { x: { y: 1 } }; state.b = state.a; state.c = state.a.x", "(state.a.x.y = 2, [state.b.x.y, state.c.y, state.a.x.y])", "[1,1,2]"),
+    ("state.c = state.list", "(state.c.push(7), [state.list.length, state.c.length])", "[3,4]"),
+    ("const kept = state.list; state.list = [...kept, kept]", "(state.list[3].push(7), state.list.length)", "4"),
+    ("state.u = undefined; state.list.push(undefined)", "['u' in state, state.list[3]]", "[false,null]"),
+    ("state.d = new Date(0)", "typeof state.d", "\"string\""),
+    ("state.z = -0", "Object.is(state.z, 0)", "true"),
+    ("state.a = Object.freeze({ x: 1 })", "(state.a.x = 2, state.a.x)", "2"),
+    ("Object.freeze(state.list)", "state.list.push(1)", "4"),
+    ("Object.setPrototypeOf(state.list, null)", "state.list.push(1)", "4"),
+    ("state.inner.x = 1; throw reject('no', '')", "state.inner", "{\"k\":1}"),
+    ("state.inner.x = 1; delete state.inner.k; throw new Error('no')", "state.inner", "{\"k\":1}"),
+    ("delete state.inner; throw reject('no', '')", "Object.keys(state)", "[\"filler\",\"inner\",\"list\",\"zz\"]"),
+    ("state.mm = 1; state.aa = 1; state['7'] = 1", "Object.keys(state)", "[\"7\",\"aa\",\"filler\",\"inner\",\"list\",\"mm\",\"zz\"]"),
+    ("state.mm = 1", "(state.aa = 1, Object.keys(state))", "[\"filler\",\"inner\",\"list\",\"mm\",\"zz\",\"aa\"]"),
+    ("state.mm = 1", "(delete state.inner, state.inner = 1, Object.keys(state))", "[\"filler\",\"list\",\"mm\",\"zz\",\"inner\"]"),
+    ("state['\u{e000}'] = 1; state['😀'] = 2", "Object.keys(state).slice(-2)", "[\"\u{e000}\",\"😀\"]"),
+    ("state.n = 2n ** 60n", "(state.n += 1n, typeof state.n)", "\"bigint\""),
+    ("state.n = 9007199254740992n; state.m = 5n", "[typeof state.n, typeof state.m]", "[\"bigint\",\"number\"]"),
+    ("commands.leave.kept = state", "commands.leave.kept", "null"),
+    ("try { Object.prototype.kept = state } catch {} try { Array.prototype.push = 1 } catch {}", "typeof {}.kept", "\"undefined\""),
+    ("state.w = new WeakMap([[state.inner, 1]])", "state.w", "{}"),
+    ("state.inner = new Proxy(state.inner, {})", "state.inner", "{\"k\":1}"),
+    ("console.log(state); for (const key in state) state[key]", "Object.keys(state).length", "4"),
+];
+
+#[tokio::test]
+async fn nothing_but_the_document_passes_through_the_state() {
+    let mut wrong = Vec::new();
+    for (leave, find, expected) in LEAKS {
+        let source = format!(
+            "export const commands = {{ leave: {{ handle(state) {{ {leave}\n }} }}, find: {{ handle(state) {{ return {find}; }} }} }};"
+        );
+        for options in small_and_large() {
+            let module = Module::with(&source, &options).await;
+            let state = Json::trusted(format!(r#"{{"filler":"{}","inner":{{"k":1}},"list":[1,[2],{{"x":3}}],"zz":0}}"#, "x".repeat(2000)));
+            let Ran { outcomes, .. } = module.handlers.run(on(&state, &[("leave", "0"), ("find", "0")])).await.unwrap();
+            let found = if let Outcome::Accepted { response, .. } = &outcomes[1] { response.to_string() } else { show(&outcomes[1]) };
+            // Over the border of two batches, too.
+            let Ran { states, .. } = module.handlers.run(on(&state, &[("leave", "0")])).await.unwrap();
+            let Ran { outcomes, .. } = module.handlers.run(on(states[0].as_ref().unwrap(), &[("find", "0")])).await.unwrap();
+            let later = if let Outcome::Accepted { response, .. } = &outcomes[0] { response.to_string() } else { show(&outcomes[0]) };
+            if found != *expected || later != *expected {
+                wrong.push(format!("{leave}; {find} with {}\n   expected {expected}\n   got {found} and {later}", options.resident_min));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

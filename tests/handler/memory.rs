@@ -54,9 +54,9 @@ fn counter(source: &str) -> Folder {
 
 #[tokio::test]
 async fn no_command_sees_what_another_kept() {
-    for (name, source) in COUNTERS {
+    for (options, (name, source)) in small_and_large().iter().flat_map(|options| COUNTERS.iter().map(move |counter| (options, counter))) {
         let folder = counter(source);
-        let set = folder.load().await.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let set = load(folder.path(), options).await.unwrap_or_else(|error| panic!("{name}: {error}"));
         let names = ["hit", "hit", "throws", "hit", "rejects", "hit", "loops", "hit"];
         let commands: Vec<(&str, &str)> = names.iter().map(|name| (*name, "0")).collect();
         for _ in 0..2 {

@@ -62,6 +62,11 @@ pub fn options() -> Options {
     }
 }
 
+/// States are read anew for every command, or stay in the process however small they are.
+pub fn small_and_large() -> [Options; 2] {
+    [usize::MAX, 1].map(|resident_min| Options { resident_min, plain_after_useless: 0, ..options() })
+}
+
 /// The handlers of one module.
 pub struct Module {
     pub folder: Folder,

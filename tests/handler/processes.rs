@@ -25,6 +25,11 @@ fn signal(pids: &[Pid], signal: Signal) {
     }
 }
 
+/// Kills the handler processes of a folder.
+pub fn kill_all(folder: &Folder) {
+    signal(&processes(folder), Signal::KILL);
+}
+
 async fn until(condition: impl Fn() -> bool) {
     while !condition() {
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -149,7 +149,12 @@ async fn handlers_do_what_they_may_and_nothing_else() {
     let commands: Vec<String> =
         BODIES.iter().enumerate().map(|(number, (body, _))| format!("run{number}: {{ handle(state, request, context) {{\n{body}\n}} }}")).collect();
     let source = format!("export const commands = {{ run: {{ handle() {{ return 'fine' }} }}, {} }};", commands.join(","));
-    let module = Module::new(&source).await;
+    for options in small_and_large() {
+        outcomes_are_as_expected(&Module::with(&source, &options).await).await;
+    }
+}
+
+async fn outcomes_are_as_expected(module: &Module) {
     let mut wrong = Vec::new();
     for (number, (body, expected)) in BODIES.iter().enumerate() {
         // Each among two others, which must not notice.
@@ -179,7 +184,13 @@ fn without_column(shown: &str) -> String {
 
 #[tokio::test]
 async fn what_failed_leaves_no_trace() {
-    let module = Module::new(
+    for options in small_and_large() {
+        check_no_trace(&options).await;
+    }
+}
+
+async fn check_no_trace(options: &Options) {
+    let module = Module::with(
         r#"let held = [];
         export const state = { properties: { a: { type: "integer" } } };
         export const commands = {
@@ -195,6 +206,7 @@ async fn what_failed_leaves_no_trace() {
             touch: { handle(state) { held[0].a = 100; held[0].list.push(100); return held[0].a; } },
             replace: { handle(state, request, context) { return { get late() { context.replaceState(1); } }; } },
         };"#,
+        options,
     )
     .await;
     let names = ["spoil", "refuse", "bad_state", "bad_response", "no_json", "bad_request", "asynchronous", "hold", "touch"];

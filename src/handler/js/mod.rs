@@ -62,10 +62,15 @@ pub struct Options {
     /// From how many bytes of text on a state stays in the engine, and only its changes are read and written. For tests; results are the same.
     #[doc(hidden)]
     pub resident_min: usize,
+    /// How many calls of a command read their state anew once recording was of no use. For tests; results are the same.
+    #[doc(hidden)]
+    pub plain_after_useless: u32,
 }
 
 /// Below this, reading and writing a whole state costs no more than recording what changes.
 const RESIDENT_MIN: usize = 4 << 10;
+/// A handler that cannot be recorded, or reads all of its state, mostly does so again.
+const PLAIN_AFTER_USELESS: u32 = 100;
 
 impl Options {
     /// The usual options: this program, a process per core, 100 ms, 64 MiB.
@@ -81,6 +86,7 @@ impl Options {
             stall_limit: Duration::from_secs(10),
             random,
             resident_min: RESIDENT_MIN,
+            plain_after_useless: PLAIN_AFTER_USELESS,
         }
     }
 }
@@ -114,6 +120,7 @@ pub async fn load_sources(sources: &Sources, label: &str, options: &Options) -> 
         memory_limit: options.memory_limit,
         random: options.random,
         resident_min: options.resident_min,
+        plain_after_useless: options.plain_after_useless,
     });
     // The processes start elsewhere; a program found by name alone stays one.
     let is_path = options.program.components().nth(1).is_some();

@@ -60,13 +60,23 @@ pub struct LoadContext {
     forms: Rc<RefCell<BTreeMap<EntityType, KnownForms>>>,
     /// From how many bytes of text on a state is kept.
     pub resident_min: usize,
+    /// How many calls of a command read their state anew once recording was of no use.
+    pub plain_after_useless: u32,
 }
 
 impl LoadContext {
     /// From the server's message.
     pub fn new(load: &Load, shared: &Arc<Shared>) -> LoadContext {
         let files = Rc::new(load.files.clone());
-        LoadContext { files, memory_limit: load.memory_limit, random: load.random, shared: shared.clone(), forms: Rc::default(), resident_min: load.resident_min }
+        LoadContext {
+            files,
+            memory_limit: load.memory_limit,
+            random: load.random,
+            shared: shared.clone(),
+            forms: Rc::default(),
+            resident_min: load.resident_min,
+            plain_after_useless: load.plain_after_useless,
+        }
     }
 
     /// The most bytes of JavaScript memory of a module.

@@ -75,6 +75,8 @@ pub struct Load {
     pub random: RandomKey,
     /// From how many bytes of text on a state is kept.
     pub resident_min: usize,
+    /// How many calls of a command read their state anew once recording was of no use.
+    pub plain_after_useless: u32,
 }
 
 /// What a module offers, or what is wrong with it.

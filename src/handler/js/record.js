@@ -68,6 +68,7 @@
     let isOpen = true;
     let isExotic = false;
     let changesMade = 0;
+    let reads = 0;
 
     // What plain objects can do and this cannot: the command is run again on a plain copy, so what it does from here on is void.
     const giveUp = () => {
@@ -163,10 +164,12 @@
     const traps = {
       get(raw, key) {
         check();
+        reads += 1;
         return show(get(raw, key), raw, key);
       },
       getOwnPropertyDescriptor(raw, key) {
         check();
+        reads += 1;
         const descriptor = getOwnPropertyDescriptor(raw, key);
         if (descriptor !== undefined) {
           descriptor.value = show(descriptor.value, raw, key);
@@ -318,6 +321,7 @@
       unwrap: (value) => raws.get(value),
       isExotic: () => isExotic,
       changesMade: () => changesMade,
+      reads: () => reads,
       // All changes, those inside a container before its own; null where the document is better told as a whole.
       changes() {
         mark();

@@ -121,6 +121,11 @@ impl<'js> Recording<'js> {
         self.session.get::<_, Function<'js>>("changesMade")?.call(())
     }
 
+    /// How many times the handler read something of the document.
+    pub fn reads(&self) -> Result<f64, Error> {
+        self.session.get::<_, Function<'js>>("reads")?.call(())
+    }
+
     /// Puts the document back to what it was.
     pub fn undo(&self) -> Result<(), Error> {
         self.session.get::<_, Function<'js>>("undo")?.call(())

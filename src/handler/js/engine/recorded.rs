@@ -15,8 +15,8 @@ use crate::handler::js::residents::{self, Resident};
 use crate::handler::js::value::{Key, Writer, Written, to_js};
 use rquickjs::{Error, Object, Persistent, Value};
 
-/// How many calls of a command go without recording once it was of no use.
-const PLAIN_NEXT: u32 = 100;
+/// From how many reads of a handler on, in times of the bytes of its state's text, reading the state anew is cheaper.
+const READS_PER_BYTE: f64 = 1.0 / 40.0;
 
 /// Which states stay.
 #[derive(Debug, Clone, Copy)]
@@ -25,13 +25,15 @@ pub struct Limits {
     resident_min: usize,
     /// The most bytes of text of all together.
     bytes_max: usize,
+    /// How many calls of a command go without recording once it was of no use.
+    plain_next: u32,
 }
 
 impl Limits {
     /// Those of a batch.
     pub fn new(keep: &Keep, load: &LoadContext) -> Limits {
         let resident_min = if *keep == Keep::Nothing { usize::MAX } else { load.resident_min };
-        Limits { resident_min, bytes_max: residents::bytes_max(load.memory_limit()) }
+        Limits { resident_min, bytes_max: residents::bytes_max(load.memory_limit()), plain_next: load.plain_after_useless }
     }
 }
 
@@ -143,17 +145,20 @@ impl<'js> Session<'_, 'js> {
         }
         // Cleaning up takes as long as the changes are many; it must not be stopped half way.
         self.shared.begin();
+        if recording.reads().map_err(|error| self.lost(error))? > len as f64 * READS_PER_BYTE {
+            command.plain_next.set(self.limits.plain_next);
+        }
         recording.undo().map_err(|error| self.lost(error))?;
         let decision = match decided {
             Err(again) => {
                 if matches!(again, Again::Useless) {
-                    command.plain_next.set(PLAIN_NEXT);
+                    command.plain_next.set(self.limits.plain_next);
                 }
                 return Ok(None);
             }
             Ok(Decided::Reject(rejection)) => Decision::Reject { rejection },
             Ok(Decided::Whole { response, state }) => {
-                command.plain_next.set(PLAIN_NEXT);
+                command.plain_next.set(self.limits.plain_next);
                 Decision::Accept { response, state: state.into() }
             }
             Ok(Decided::Changes { response, changes }) => match self.commit(call, &recorder, changes, response, len)? {
