@@ -148,6 +148,12 @@ impl Run {
         self.outcomes.extend(executed.outcomes);
     }
 
+    /// How many bytes its rows take for the whole states that it leaves.
+    pub fn whole_bytes(&self) -> usize {
+        let changed = self.bases.iter().filter(|base| base.after.version > base.before.version);
+        changed.filter_map(|base| base.after.state.as_ref()).map(State::len).sum()
+    }
+
     /// How many bytes of rows still go with it.
     pub fn bytes_left(&self, bytes_max: usize) -> usize {
         bytes_max.saturating_sub(self.bytes)

@@ -30,6 +30,10 @@ const LOOKS_PER_COMMIT: u32 = 8;
 const LOOK_MIN: Duration = Duration::from_millis(1);
 /// What waits is run once it makes this part of the batch that commits: each run costs a message to a handler process.
 const CHUNKS_PER_BATCH: usize = 4;
+/// From how many bytes of whole states on a batch waits for company, for which part of a commit at most, and how often it looks.
+const HEAVY_BYTES: usize = 64 << 10;
+const LINGER_PART: u32 = 3;
+const LINGER_STEP: Duration = Duration::from_millis(3);
 
 /// What the tasks of one partition share.
 pub(super) struct Core {
@@ -52,6 +56,8 @@ pub(super) struct Worker {
     conflicts: u32,
     /// A batch that is decided and whose callers are not told yet.
     untold: Option<(Batch, Vec<LookUp>)>,
+    /// Whether the last batch was slow for the size of the states that it left, however many commands it held.
+    is_heavy: bool,
 }
 
 /// A batch before its commit.
@@ -71,7 +77,7 @@ struct Prepared {
 impl Worker {
     pub fn new(shared: Arc<Shared>, queues: Arc<TypeQueues>, partition: Partition, requests: mpsc::Receiver<Request>, holdup: Arc<Holdup>) -> Worker {
         let core = Arc::new(Core { shared, partition, queues, holdup });
-        Worker { core, requests, carried: VecDeque::new(), head: None, last_commit: COMMIT_EXPECTED, conflicts: 0, untold: None }
+        Worker { core, requests, carried: VecDeque::new(), head: None, last_commit: COMMIT_EXPECTED, conflicts: 0, untold: None, is_heavy: false }
     }
 
     /// Runs until the node stops taking commands and all that were taken are answered.
@@ -198,7 +204,13 @@ impl Worker {
             self.tell();
             next.finish_running().await;
         }
-        if next.batch.leaders.len() < self.waiting() && !next.is_empty() && next.can_grow(&self.core.shared.options) {
+        if self.is_heavy {
+            // The callers of the last batch are about to come back.
+            self.tell();
+            self.linger().await;
+        }
+        let is_worth_it = self.is_heavy || next.batch.leaders.len() < self.waiting();
+        if is_worth_it && !next.is_empty() && next.can_grow(&self.core.shared.options) {
             // Most of what waits came too late to be run along; a commit without it would be a small one.
             self.tell();
             self.gather(None, &mut next, None);
@@ -269,6 +281,7 @@ impl Worker {
                 Commit::NotDone(error) => return Err(error),
             }
         };
+        self.is_heavy = run.whole_bytes() >= HEAVY_BYTES;
         core.accept(batch, &run, &indices, &events);
         core.confirm_failures(batch, run).await
     }
@@ -315,6 +328,19 @@ impl Worker {
                 committed = &mut *committing => return committed,
                 () = next.finish_running(), if next.running.is_some() => {}
                 () = tokio::time::sleep(look), if next.running.is_none() => {}
+            }
+        }
+    }
+
+    /// Waits for more commands, as long as they keep coming and for a part of what a commit takes: each batch writes its large states anew.
+    async fn linger(&mut self) {
+        let until = Instant::now() + self.last_commit / LINGER_PART;
+        let mut waiting = self.waiting();
+        while Instant::now() < until {
+            tokio::time::sleep(LINGER_STEP).await;
+            let before = std::mem::replace(&mut waiting, self.waiting());
+            if waiting == before {
+                return;
             }
         }
     }
