@@ -63,10 +63,12 @@ impl Schema {
         if let Some(draft) = value.get("$schema").filter(|draft| draft.as_str().map(|name| name.trim_end_matches('#')) != Some(DRAFT)) {
             return Err(SchemaError { pointer: "/$schema".into(), message: format!("{draft} is not supported; only {DRAFT} is") });
         }
-        options()
-            .build(&value)
-            .map_err(|error| schema_error(&error))
-            .map(|whole| Schema { whole, is_local: is_local(&value, true), source: value, parts: Mutex::default() })
+        options().build(&value).map_err(|error| schema_error(&error)).map(|whole| Schema {
+            whole,
+            is_local: is_local(&value, true),
+            source: value,
+            parts: Mutex::default(),
+        })
     }
 
     /// Checks a document; on error, the first of its faults, each with a JSON pointer.
@@ -190,8 +192,7 @@ enum Descent<'a> {
 /// Keywords that say something of the members of a container one by one, or of nothing that changes with them.
 const LOCAL: &[&str] = &["type", "properties", "additionalProperties", "items", "required"];
 /// Keywords that demand nothing.
-const ANNOTATIONS: &[&str] =
-    &["$schema", "$comment", "$defs", "title", "description", "default", "examples", "format", "deprecated", "readOnly", "writeOnly"];
+const ANNOTATIONS: &[&str] = &["$schema", "$comment", "$defs", "title", "description", "default", "examples", "format", "deprecated", "readOnly", "writeOnly"];
 
 /// Whether all references in a schema lead into the `$defs` of its top, and nothing changes what they mean.
 fn is_local(schema: &Value, is_top: bool) -> bool {
@@ -210,11 +211,7 @@ fn is_local(schema: &Value, is_top: bool) -> bool {
 }
 
 fn options() -> jsonschema::ValidationOptions<'static> {
-    jsonschema::options()
-        .with_draft(Draft::Draft202012)
-        .with_pattern_options(PatternOptions::regex())
-        .should_validate_formats(false)
-        .offline()
+    jsonschema::options().with_draft(Draft::Draft202012).with_pattern_options(PatternOptions::regex()).should_validate_formats(false).offline()
 }
 
 const DRAFT: &str = "https://json-schema.org/draft/2020-12/schema";
@@ -310,7 +307,9 @@ mod tests {
         ] {
             assert_eq!(stays_valid(&schema, pointer, value), expected, "{pointer} {value:?}");
         }
-        for foreign in [r##"{"properties":{"a":{"$ref":"#"}}}"##, r##"{"properties":{"a":{"$ref":"#/properties/b"},"b":true}}"##, r#"{"$id":"https://x.test/"}"#] {
+        for foreign in
+            [r##"{"properties":{"a":{"$ref":"#"}}}"##, r##"{"properties":{"a":{"$ref":"#/properties/b"},"b":true}}"##, r#"{"$id":"https://x.test/"}"#]
+        {
             assert!(!stays_valid(&Schema::compile(&json(foreign)).unwrap(), "/c", Some("1")), "{foreign}");
         }
         for (boolean, expected) in [("true", true), ("false", false)] {
@@ -325,7 +324,13 @@ mod tests {
         use serde_json::json;
 
         fn leaf() -> impl Strategy<Value = Value> {
-            prop_oneof![Just(json!(null)), (0..4).prop_map(|n| json!(n)), Just(json!(1.5)), "[ab]{0,2}".prop_map(|text| json!(text)), any::<bool>().prop_map(|b| json!(b))]
+            prop_oneof![
+                Just(json!(null)),
+                (0..4).prop_map(|n| json!(n)),
+                Just(json!(1.5)),
+                "[ab]{0,2}".prop_map(|text| json!(text)),
+                any::<bool>().prop_map(|b| json!(b))
+            ]
         }
 
         fn key() -> impl Strategy<Value = String> {
@@ -369,7 +374,8 @@ mod tests {
                     1 => Just(("dependentRequired", json!({"a": ["b"]}))),
                     2 => Just(("$ref", json!("#/$defs/d"))),
                 ];
-                prop::collection::vec(keyword, 0..4).prop_map(|keywords| Value::Object(keywords.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()))
+                prop::collection::vec(keyword, 0..4)
+                    .prop_map(|keywords| Value::Object(keywords.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()))
             })
         }
 

@@ -8,9 +8,9 @@ mod processes;
 mod semantics;
 
 use quokka::core::batch::HandlerFaultKind;
+use quokka::core::patch::Draft;
 use quokka::core::{Change, CommandId, CommandName, EntityId, EntityType, Failure, Json, LoadedEntity, LogIdentity, Outcome, State, Task, Work};
 use quokka::handler::js::{LoadError, Options, load};
-use quokka::core::patch::Draft;
 use quokka::handler::{HandlerSet, Handlers, Ran, RandomKey};
 use std::num::NonZeroUsize;
 use std::path::Path;

@@ -8,10 +8,10 @@
 //! instead of sending them; a process that has lost one says so and gets it whole.
 
 use super::child::SUBCOMMAND;
-use super::module::LOG_PREFIX;
-use super::states::States;
 use super::held::{Drafts, Held};
+use super::module::LOG_PREFIX;
 use super::protocol::{End, Flush, HEADER, Keep, Message, Named, Report, frame};
+use super::states::States;
 use crate::core::batch::HandlerFaultKind;
 use crate::core::patch::PatchError;
 use crate::core::{Failure, HandlerFault, Json, Outcome, State, Work};

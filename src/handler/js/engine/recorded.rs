@@ -224,14 +224,7 @@ impl<'js> Session<'_, 'js> {
     }
 
     /// Makes the changes those of the state, unless the event turns out to be too large. None where not even the state could be written.
-    fn commit(
-        &mut self,
-        call: Call<'_>,
-        recorder: &Recorder<'js>,
-        changes: Changes<'js>,
-        response: Json,
-        len: usize,
-    ) -> Result<Option<Decision>, Failure> {
+    fn commit(&mut self, call: Call<'_>, recorder: &Recorder<'js>, changes: Changes<'js>, response: Json, len: usize) -> Result<Option<Decision>, Failure> {
         let mut write = self.member_writer();
         let prepared = changes.prepare(self.ctx, recorder, len, &mut write);
         drop(write);
