@@ -389,6 +389,11 @@ const LEAKS: &[(&str, &str, &str)] = &[
     ("state.inner.x = 1; throw reject('no', '')", "state.inner", "{\"k\":1}"),
     ("state.inner.x = 1; delete state.inner.k; throw new Error('no')", "state.inner", "{\"k\":1}"),
     ("delete state.inner; throw reject('no', '')", "Object.keys(state)", "[\"filler\",\"inner\",\"list\",\"zz\"]"),
+    (
+        "const { inner } = state; delete state.inner; state.inner = inner; throw reject('no', '')",
+        "Object.keys(state)",
+        "[\"filler\",\"inner\",\"list\",\"zz\"]",
+    ),
     ("state.mm = 1; state.aa = 1; state['7'] = 1", "Object.keys(state)", "[\"7\",\"aa\",\"filler\",\"inner\",\"list\",\"mm\",\"zz\"]"),
     ("state.mm = 1", "(state.aa = 1, Object.keys(state))", "[\"filler\",\"inner\",\"list\",\"mm\",\"zz\",\"aa\"]"),
     ("state.mm = 1", "(delete state.inner, state.inner = 1, Object.keys(state))", "[\"filler\",\"list\",\"mm\",\"zz\",\"inner\"]"),
