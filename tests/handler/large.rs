@@ -381,6 +381,7 @@ const LEAKS: &[(&str, &str, &str)] = &[
     ("state.c = state.list", "(state.c.push(7), [state.list.length, state.c.length])", "[3,4]"),
     ("const kept = state.list; state.list = [...kept, kept]", "(state.list[3].push(7), state.list.length)", "4"),
     ("state.u = undefined; state.list.push(undefined)", "['u' in state, state.list[3]]", "[false,null]"),
+    ("state.a = { toJSON() { state.zz = 5; return 1; } }", "[state.a, state.zz]", "[1,5]"),
     ("state.d = new Date(0)", "typeof state.d", "\"string\""),
     ("state.z = -0", "Object.is(state.z, 0)", "true"),
     ("state.a = Object.freeze({ x: 1 })", "(state.a.x = 2, state.a.x)", "2"),

@@ -208,17 +208,15 @@ impl<'js> Session<'_, 'js> {
         if let Some(schema) = &command.request {
             schema.check(call.request).map_err(Failure::InvalidRequest)?;
         }
-        let (root, len) = match self.resident(call)? {
-            None => return self.plain(call, command, None),
-            Some(resident) => resident,
-        };
-        if command.plain_next.get() > 0 {
-            command.plain_next.set(command.plain_next.get() - 1);
-            return self.plain(call, command, Some(root));
-        }
-        match self.recorded(call, command, root.clone(), len)? {
-            Some(decision) => Ok(decision),
-            None => self.plain(call, command, Some(root)),
+        let plain_next = command.plain_next.get();
+        command.plain_next.set(plain_next.saturating_sub(1));
+        let may_record = plain_next == 0;
+        match self.resident(call, may_record)? {
+            None => self.plain(call, command, None),
+            Some((root, len)) => {
+                let recorded = if may_record { self.recorded(call, command, root.clone(), len)? } else { None };
+                recorded.map_or_else(|| self.plain(call, command, Some(root)), Ok)
+            }
         }
     }
 

@@ -103,15 +103,20 @@ impl From<Failure> for Again {
 }
 
 impl<'js> Session<'_, 'js> {
-    /// What stays of the state of a command, and the length of its text; none where it is to be read from its text.
-    pub(super) fn resident(&mut self, call: Call<'_>) -> Result<Option<(Object<'js>, usize)>, Failure> {
+    /// What stays of the state of a command, and the length of its text; none where it is to be read from its text. Where nothing stays
+    /// of it yet, something does from here on if it is large and `may_begin` says so.
+    pub(super) fn resident(&mut self, call: Call<'_>, may_begin: bool) -> Result<Option<(Object<'js>, usize)>, Failure> {
         let found = self.module.residents().get(call.entity_id).map(|resident| (resident.root.clone(), resident.len));
         if let Some((root, len)) = found {
             let root = root.restore(self.ctx).map_err(|error| self.engine_failure(error))?;
             return Ok(Some((root, len)));
         }
         let State::Whole(text) = call.state else { return Err(self.retry()) };
-        if text.len() < self.limits.resident_min || !self.module.is_lasting() || !self.module.residents().make_room(text.len(), self.limits.bytes_max) {
+        if !may_begin
+            || text.len() < self.limits.resident_min
+            || !self.module.is_lasting()
+            || !self.module.residents().make_room(text.len(), self.limits.bytes_max)
+        {
             return Ok(None);
         }
         let root = to_js(self.ctx, text).map_err(|error| self.engine_failure(error))?;
