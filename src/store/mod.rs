@@ -38,7 +38,7 @@ impl std::fmt::Debug for Options {
     }
 }
 
-/// Opens the store that the URL names, makes and migrates its tables.
+/// Opens the store that the URL names, and makes its own tables; [`Store::create_type`] makes and migrates those of entity types.
 pub async fn open(options: &Options) -> Result<Arc<dyn Store>, OpenError> {
     match options.url.split_once(':') {
         Some(("mysql", _)) => Ok(Arc::new(mysql::MysqlStore::open(options).await?)),
@@ -97,7 +97,8 @@ pub trait Store: Send + Sync + 'static {
     /// The most bytes of events (by [`Event::weight`]) that one [`Store::append`] may take with certainty, escaping left aside.
     fn append_bytes_max(&self) -> usize;
 
-    /// Makes the entity type's table where it is missing. Safe to call from several processes at once.
+    /// Makes the entity type's table where it is missing, and brings one of an earlier version of the schema up to date; before that, nothing else
+    /// may be asked of the type. Safe to repeat where it was interrupted. Safe to call from several processes at once.
     async fn create_type(&self, entity_type: &EntityType) -> Result<(), StoreError>;
 
     /// The largest event id of the partition that is committed; 0 where it has none.

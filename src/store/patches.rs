@@ -15,11 +15,12 @@ pub(super) struct StoredState {
 }
 
 impl StoredState {
-    /// From the columns `version`, `state` and `state_base`.
-    pub fn new(version: Version, state: Option<Json>, base: Option<Version>) -> StoredState {
+    /// From the columns `version`, `state` and `state_base`. A base with no patch is corrupt: it would pass for an entity that does not exist.
+    pub fn new(version: Version, state: Option<Json>, base: Option<Version>) -> Result<StoredState, StoreError> {
         match (base, state) {
-            (Some(base), Some(patch)) => StoredState { version, state: None, patch: Some(StatePatch { base, patch }) },
-            (_, state) => StoredState { version, state, patch: None },
+            (Some(base), Some(patch)) => Ok(StoredState { version, state: None, patch: Some(StatePatch { base, patch }) }),
+            (Some(_), None) => Err(StoreError::unreadable("state")),
+            (None, state) => Ok(StoredState { version, state, patch: None }),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Stores on real engines: the conformance suite, and what only one kind of engine can be made to do.
 
 mod faults;
+mod first_schema;
 mod literals;
 mod servers;
 mod sqlite;

@@ -3,16 +3,15 @@
 use super::until;
 use crate::support::server::{Database, Engine, PASSWORD};
 use mysql_async::prelude::Queryable;
-use quokka::core::{CommandId, EntityId, EntityType, Event, EventOutcome, Json, StatePatch};
+use quokka::core::{CommandId, EntityId, EntityType, Event, EventOutcome};
 use quokka::store::conformance::{account, event, id, options, partition, store};
-use quokka::store::{AppendError, Content, OpenError, Order, StoreError, open};
+use quokka::store::{AppendError, OpenError, StoreError, open};
 use std::collections::HashMap;
 
 super::on_both_servers! { database:
     a_missing_database_is_made_where_that_is_allowed
     errors_of_opening_never_show_the_password
     a_newer_schema_is_refused
-    tables_of_the_first_schema_are_brought_up_to_date
     a_strangers_table_is_refused
     values_that_do_not_fit_are_refused_and_never_cut
     a_table_that_is_gone_means_not_done
@@ -64,32 +63,6 @@ async fn a_newer_schema_is_refused(database: Database) {
     drop(store(database.url()).await);
     database.admin().await.query_drop("UPDATE quokka_meta SET schema_version = 99").await.unwrap();
     assert!(matches!(open(&options(database.url())).await.map(|_| ()), Err(OpenError::Newer { stored: 99, known: 2 })));
-}
-
-async fn tables_of_the_first_schema_are_brought_up_to_date(database: Database) {
-    let store = store(database.url()).await;
-    store.append(&partition(7), &[event(1, "a", 1, "k1")]).await.unwrap();
-    drop(store);
-    let mut admin = database.admin().await;
-    admin.query_drop("ALTER TABLE account DROP COLUMN state_base").await.unwrap();
-    admin.query_drop("UPDATE quokka_meta SET schema_version = 1").await.unwrap();
-    is_brought_up_to_date(database.url()).await;
-    let version: Option<u32> = admin.query_first("SELECT schema_version FROM quokka_meta").await.unwrap();
-    assert_eq!(version, Some(2));
-}
-
-/// Two nodes open a database whose table of `account` lacks what the first schema did not have; it holds version 1 of the entity `a`.
-pub async fn is_brought_up_to_date(url: &str) {
-    let (one, other) = tokio::join!(store(url), store(url));
-    let mut told = event(3, "a", 3, "k3");
-    told.state = Some(Json::trusted(r#"{"version":2,"x":1}"#));
-    let mut changed = event(2, "a", 2, "k2");
-    changed.state = None;
-    changed.patch = Some(StatePatch { base: 1, patch: Json::trusted(r#"[{"op":"replace","path":"/version","value":2}]"#) });
-    one.append(&partition(7), &[changed, told.clone()]).await.unwrap();
-    let rows = other.history(&account(), &id("a"), Order::Ascending, 0, 9, Content::Whole).await.unwrap();
-    let events: Vec<Event> = rows.into_iter().map(|stored| stored.event).collect();
-    assert_eq!(events, [event(1, "a", 1, "k1"), event(2, "a", 2, "k2"), told]);
 }
 
 async fn a_strangers_table_is_refused(database: Database) {

@@ -6,22 +6,22 @@ use quokka::store::{AppendError, OpenError, Options, StoreError, open};
 use std::time::Duration;
 
 /// A file in a folder that does not exist yet.
-struct File {
+pub struct File {
     url: String,
     folder: tempfile::TempDir,
 }
 
 impl File {
-    fn fresh() -> Option<File> {
+    pub fn fresh() -> Option<File> {
         let folder = tempfile::tempdir().unwrap();
         Some(File { url: format!("sqlite:{}/data/deep/quokka.db", folder.path().display()), folder })
     }
 
-    fn url(&self) -> &str {
+    pub fn url(&self) -> &str {
         &self.url
     }
 
-    fn raw(&self) -> rusqlite::Connection {
+    pub fn raw(&self) -> rusqlite::Connection {
         rusqlite::Connection::open(self.folder.path().join("data/deep/quokka.db")).unwrap()
     }
 }
@@ -45,19 +45,6 @@ async fn a_newer_schema_is_refused() {
     drop(store(file.url()).await);
     file.raw().execute("UPDATE quokka_meta SET schema_version = 99", []).unwrap();
     assert!(matches!(open(&options(file.url())).await.map(|_| ()), Err(OpenError::Newer { stored: 99, known: 2 })));
-}
-
-#[tokio::test]
-async fn tables_of_the_first_schema_are_brought_up_to_date() {
-    let file = File::fresh().unwrap();
-    let store = store(file.url()).await;
-    store.append(&partition(7), &[event(1, "a", 1, "k1")]).await.unwrap();
-    drop(store);
-    file.raw().execute("ALTER TABLE account DROP COLUMN state_base", []).unwrap();
-    file.raw().execute("UPDATE quokka_meta SET schema_version = 1", []).unwrap();
-    super::servers::is_brought_up_to_date(file.url()).await;
-    let version: u32 = file.raw().query_row("SELECT schema_version FROM quokka_meta", [], |row| row.get(0)).unwrap();
-    assert_eq!(version, 2);
 }
 
 #[tokio::test]

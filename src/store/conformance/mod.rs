@@ -53,6 +53,10 @@ macro_rules! store_conformance {
             reads::listings_hold_existing_entities_only
             reads::listings_pass_what_does_not_exist
             patches::states_told_as_changes_are_read_whole
+            patches::a_newest_row_with_a_change_is_read_whole
+            patches::random_documents_are_read_back_byte_for_byte
+            patches::changes_that_do_not_fit_are_told_as_corrupt
+            patches::a_row_that_is_gone_is_missed
             opening::opening_twice_at_once_gives_one_log
             opening::the_number_of_shards_is_fixed
             opening::stores_are_ready_and_pass_the_barrier

@@ -85,13 +85,14 @@ async fn agree(pool: &Pool, options: &Options) -> Result<LogIdentity, OpenError>
     if stored > SCHEMA_VERSION {
         return Err(OpenError::Newer { stored, known: SCHEMA_VERSION });
     }
-    if stored < SCHEMA_VERSION {
-        let raise = format!("UPDATE quokka_meta SET schema_version = {SCHEMA_VERSION} WHERE schema_version < {SCHEMA_VERSION}");
-        query(pool, raise.as_bytes()).await?;
-    }
     let shards: u16 = cells.number("shards").map_err(unreadable)?;
     if shards != options.shards.get() {
         return Err(OpenError::Shards { configured: options.shards.get(), stored: shards });
+    }
+    // Last of the checks: a node that is refused must not shut out those of the earlier version.
+    if stored < SCHEMA_VERSION {
+        let raise = format!("UPDATE quokka_meta SET schema_version = {SCHEMA_VERSION} WHERE schema_version < {SCHEMA_VERSION}");
+        query(pool, raise.as_bytes()).await?;
     }
     let secret = cells.bytes("log_secret").map_err(unreadable)?;
     let secret = secret.try_into().map_err(|_| unreadable(StoreError::unreadable("log_secret")))?;

@@ -45,7 +45,7 @@ impl Cells {
     fn state_of(&mut self, version: Version) -> Result<StoredState, StoreError> {
         let state = self.text_or_null("state")?.map(Json::trusted);
         let base = self.text_or_null("state_base")?.map(|base| base.parse().map_err(|_| StoreError::unreadable("state_base"))).transpose()?;
-        Ok(StoredState::new(version, state, base))
+        StoredState::new(version, state, base)
     }
 
     /// What a row says of its state: a row of `statement::states`.

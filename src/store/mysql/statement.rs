@@ -194,10 +194,13 @@ pub(super) fn states(entity_type: &EntityType, id: &EntityId, from: Version, to:
     statement
 }
 
+/// What the file of the table says of the column, too.
+const STATE_BASE: &str = "NULL: state is whole; else state is a JSON Patch from the version before, and this the closest version below with a whole one";
+
 /// Adds what version 2 of the schema has to a table of version 1.
 pub(super) fn add_state_base(entity_type: &EntityType) -> Statement {
     let mut statement = Statement::new("ALTER TABLE ");
-    statement.sql(&table(entity_type)).sql(" ADD COLUMN state_base BIGINT UNSIGNED NULL");
+    statement.sql(&table(entity_type)).sql(" ADD COLUMN state_base BIGINT UNSIGNED NULL COMMENT ").text(STATE_BASE);
     statement
 }
 

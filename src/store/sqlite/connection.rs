@@ -51,14 +51,15 @@ pub(super) fn prepare(path: &Path, shards: ShardCount, busy_timeout: Duration) -
     let read = "SELECT schema_version, shards, log_secret FROM quokka_meta WHERE id = 1";
     let (stored, stored_shards, secret): (u32, u16, [u8; 32]) =
         transaction.query_row(read, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).map_err(unavailable)?;
-    transaction.execute("UPDATE quokka_meta SET schema_version = ?1 WHERE schema_version < ?1", [SCHEMA_VERSION]).map_err(unavailable)?;
-    transaction.commit().map_err(unavailable)?;
     if stored > SCHEMA_VERSION {
         return Err(OpenError::Newer { stored, known: SCHEMA_VERSION });
     }
     if stored_shards != shards.get() {
         return Err(OpenError::Shards { configured: shards.get(), stored: stored_shards });
     }
+    // Last of the checks: a node that is refused must not shut out those of the earlier version.
+    transaction.execute("UPDATE quokka_meta SET schema_version = ?1 WHERE schema_version < ?1", [SCHEMA_VERSION]).map_err(unavailable)?;
+    transaction.commit().map_err(unavailable)?;
     Ok(LogIdentity::new(secret))
 }
 

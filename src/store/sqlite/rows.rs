@@ -29,7 +29,7 @@ fn get<T: FromSql>(row: &Row, at: usize) -> Result<T, StoreError> {
 
 fn state_of(version: Version, state: Option<String>, base: Option<i64>) -> Result<StoredState, StoreError> {
     let base = base.map(|base| integer(base, "state_base")).transpose()?;
-    Ok(StoredState::new(version, state.map(Json::trusted), base))
+    StoredState::new(version, state.map(Json::trusted), base)
 }
 
 /// Reads a row of [`SELECT_STATE`].
