@@ -429,3 +429,42 @@ async fn nothing_but_the_document_passes_through_the_state() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// Values that show another text the second time they are written, and break the schema of the test below the first time.
+const FICKLE: &[&str] = &[
+    "let n = 0; state.a = { get x() { return n++; } }",
+    "let n = 0; state.a.x = { toJSON() { return n++; } }",
+    "let n = 0; class Fickle { toJSON() { return { x: n++ }; } } state.a = new Fickle()",
+    "let n = 0; state.a.x = { toJSON() { return n++ === 0 ? undefined : 1; } }",
+    "let n = 0; state.d = 1; state.c = { toJSON() { return n++ === 0 ? undefined : 1; } }",
+    "let n = 0; state.list[1] = { toJSON() { return n++; } }",
+    "let n = 0; state.list.shift(); state.list.push({ toJSON() { return n++; } })",
+    // So many that the array is told as a whole, and so much that the state is.
+    "let n = 0; for (let at = 0; at < 60; at += 1) state.list[at] = { toJSON() { return n++ < 60 ? 0 : 1; } }",
+    "let n = 0; state.a = { get x() { return n++; } }; state.filler = 'y'.repeat(3000)",
+];
+
+#[tokio::test]
+async fn the_state_that_is_kept_is_the_one_that_was_checked() {
+    let schema =
+        "{ properties: { a: { properties: { x: { minimum: 1 } }, required: ['x'] }, list: { items: { minimum: 1 } } }, dependentRequired: { d: ['c'] } }";
+    let state = Json::trusted(format!(r#"{{"a":{{"x":1}},"filler":"{}","list":[1{}]}}"#, "x".repeat(2000), ",1".repeat(59)));
+    for handle in FICKLE {
+        let source = format!(
+            "export const state = {schema};
+             export const commands = {{ touch: {{ handle(state) {{ state.a.y = 0; }} }}, run: {{ handle(state) {{ {handle}\n }} }} }};"
+        );
+        let mut shown = Vec::new();
+        for options in small_and_large() {
+            let module = Module::with(&source, &options).await;
+            // What stays of a state is checked as a whole by the first command, and by its changes from then on.
+            for commands in [&[("run", "0"), ("touch", "0")][..], &[("touch", "0"), ("run", "0"), ("touch", "0")]] {
+                let ran = run_whole(&module.handlers, on(&state, commands)).await;
+                shown.push(ran.outcomes.iter().map(show).collect::<Vec<_>>());
+            }
+        }
+        let (plain, recorded) = shown.split_at(2);
+        assert!(plain.iter().all(|outcomes| outcomes.iter().any(|outcome| outcome.starts_with("state "))), "{handle}: {plain:?}");
+        assert_eq!(recorded, plain, "{handle}");
+    }
+}

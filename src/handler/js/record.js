@@ -28,6 +28,7 @@
   };
   const isObject = (value) => (typeof value === "object" && value !== null) || typeof value === "function";
   const define = (raw, key, value) => defineProperty(raw, key, { value, writable: true, enumerable: true, configurable: true });
+  const now = (raw, key) => (hasOwn(raw, key) ? raw[key] : ABSENT);
 
   // Keys are ordered by their UTF-8 bytes; the engine compares UTF-16 units, which differs where there are surrogates.
   const surrogate = /[\ud800-\udfff]/;
@@ -99,20 +100,25 @@
       return wrap(value, metas.get(raw), isArray(raw) ? Number(key) : key);
     };
 
-    // Notes what a slot holds before its first change; answers whether it is there now.
-    const note = (raw, key) => {
-      check();
-      changesMade += 1;
-      const meta = metas.get(raw);
+    // Keeps what a slot holds before its first change, for when all is undone.
+    const keep = (meta, key) => {
+      const { raw } = meta;
       if (meta.changed === null) {
         meta.changed = new Map();
         meta.length = isArray(raw) ? raw.length : 0;
         touched.push(meta);
       }
-      const isThere = hasOwn(raw, key);
       if (!meta.changed.has(key)) {
-        meta.changed.set(key, isThere ? raw[key] : ABSENT);
+        meta.changed.set(key, now(raw, key));
       }
+    };
+    // Notes that a slot changes; answers whether it is there now.
+    const note = (raw, key) => {
+      check();
+      changesMade += 1;
+      const meta = metas.get(raw);
+      keep(meta, key);
+      const isThere = hasOwn(raw, key);
       if (!isThere && !isArray(raw)) {
         meta.late ??= new Set();
         meta.late.add(key);
@@ -221,7 +227,6 @@
       },
     });
 
-    const now = (raw, key) => (hasOwn(raw, key) ? raw[key] : ABSENT);
     const hasChanged = ({ raw, changed, length }) => {
       if (isArray(raw) && raw.length !== length) {
         return true;
@@ -327,6 +332,21 @@
         mark();
         const list = [];
         return tell(metas.get(root), [], list) ? list.filter((container) => container[3].length > 0) : null;
+      },
+      // Puts values that were read from what was told in place of the handler's own, which may show another text each time they are read:
+      // [raw, key, value] one after another, without a value (undefined) where nothing was told.
+      settle(slots) {
+        for (let at = 0; at < slots.length; at += 3) {
+          const raw = slots[at];
+          const key = slots[at + 1];
+          const value = slots[at + 2];
+          keep(metas.get(raw), key);
+          if (value === undefined) {
+            deleteProperty(raw, key);
+          } else {
+            define(raw, key, value);
+          }
+        }
       },
       // Puts everything back; the proxies are of no more use.
       undo() {

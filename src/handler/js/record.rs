@@ -75,6 +75,8 @@ struct Container<'js> {
     path: Vec<Step>,
     is_array: bool,
     edits: Vec<Changed<'js>>,
+    /// New members that JSON leaves out.
+    left_out: Vec<Step>,
     /// Elements before and after, of an array.
     counts: (usize, usize),
 }
@@ -131,6 +133,34 @@ impl<'js> Recording<'js> {
         self.session.get::<_, Function<'js>>("undo")?.call(())
     }
 
+    /// Puts the new values, read anew from their texts, in place of what the handler made: what it made may show another text when it is
+    /// written once more. From here on no script runs when the document is written.
+    pub fn settle(&self, ctx: &Ctx<'js>, changes: &Changes<'js>) -> Result<(), Error> {
+        let slots = Array::new(ctx.clone())?;
+        let mut places = 0;
+        let mut push = |raw: &Object<'js>, key: &Step, value: Value<'js>| {
+            for part in [raw.clone().into_value(), key_value(ctx, key)?, value] {
+                slots.set(places, part)?;
+                places += 1;
+            }
+            Ok::<_, Error>(())
+        };
+        for Container { raw, is_array, edits, left_out, .. } in &changes.0 {
+            for Changed { kind, key, text, .. } in edits {
+                match kind {
+                    // The elements of an array are where they belong already.
+                    Kind::Remove if *is_array => {}
+                    Kind::Remove => push(raw, key, Value::new_undefined(ctx.clone()))?,
+                    Kind::Replace | Kind::Add => push(raw, key, to_js(ctx, &Json::trusted(text.as_str()))?)?,
+                }
+            }
+            for key in left_out {
+                push(raw, key, Value::new_undefined(ctx.clone()))?;
+            }
+        }
+        self.session.get::<_, Function<'js>>("settle")?.call((slots,))
+    }
+
     /// What changed; none where the document is better told as a whole.
     pub fn changes(&self, write: Write<'_, 'js>) -> Written<Option<Changes<'js>>> {
         let found: Value<'js> = self.session.get::<_, Function<'js>>("changes")?.call(())?;
@@ -144,7 +174,7 @@ impl<'js> Container<'js> {
     fn read(told: &Array<'js>, write: Write<'_, 'js>) -> Written<Container<'js>> {
         let path = told.get::<Array<'js>>(1)?.iter::<Value<'js>>().map(|key| step(&key?)).collect::<Result<Vec<_>, Error>>()?;
         let is_array = told.get(2)?;
-        let mut edits = Vec::new();
+        let (mut edits, mut left_out) = (Vec::new(), Vec::new());
         for edit in told.get::<Array<'js>>(3)?.iter::<Array<'js>>() {
             let edit = edit?;
             let key = step(&edit.get::<Value<'js>>(1)?)?;
@@ -158,12 +188,15 @@ impl<'js> Container<'js> {
                 match kind {
                     _ if is_array => text.push_str("null"),
                     Kind::Replace => kind = Kind::Remove,
-                    Kind::Add | Kind::Remove => continue,
+                    Kind::Add | Kind::Remove => {
+                        left_out.push(key);
+                        continue;
+                    }
                 }
             }
             edits.push(Changed { kind, key, text, before: edit.get(3)? });
         }
-        Ok(Container { raw: told.get(0)?, path, is_array, edits, counts: (told.get(4)?, told.get(5)?) })
+        Ok(Container { raw: told.get(0)?, path, is_array, edits, left_out, counts: (told.get(4)?, told.get(5)?) })
     }
 }
 
@@ -172,6 +205,13 @@ fn place(step: &Step) -> Key<'_> {
         Step::Key(name) => Key::Name(name),
         // Arrays of the engine have fewer than 2^32 elements.
         Step::Index(index) => Key::Index(*index as u32),
+    }
+}
+
+fn key_value<'js>(ctx: &Ctx<'js>, step: &Step) -> Result<Value<'js>, Error> {
+    match step {
+        Step::Key(name) => rquickjs::String::from_str(ctx.clone(), name).map(rquickjs::String::into_value),
+        Step::Index(index) => Ok(Value::new_number(ctx.clone(), *index as f64)),
     }
 }
 
@@ -209,7 +249,7 @@ impl<'js> Changes<'js> {
         let mut places = 0;
         let mut patch = String::from("[");
         let broken = || WriteError::Engine(Error::Unknown);
-        for Container { raw, path, is_array, edits: changed, counts } in self.0 {
+        for Container { raw, path, is_array, edits: changed, counts, .. } in self.0 {
             let (mut added, mut removed) = (0, 0);
             let mut prefix = String::new();
             path.iter().for_each(|step| step.write_pointer(&mut prefix));
@@ -252,10 +292,7 @@ impl<'js> Changes<'js> {
                 }
                 patch.push('}');
                 let value = if kind == Kind::Remove { Value::new_undefined(ctx.clone()) } else { to_js(ctx, &Json::trusted(text))? };
-                let key = match key {
-                    Step::Key(name) => rquickjs::String::from_str(ctx.clone(), &name)?.into_value(),
-                    Step::Index(index) => Value::new_number(ctx.clone(), index as f64),
-                };
+                let key = key_value(ctx, &key)?;
                 let parts = [raw.clone().into_value(), Value::new_bool(ctx.clone(), is_array), Value::new_int(ctx.clone(), kind as i32), key, value];
                 for part in parts {
                     edits.set(places, part)?;

@@ -206,18 +206,27 @@ impl<'js> Session<'_, 'js> {
         } else {
             None
         };
-        let changes = changes.filter(|changes| changes.patch_bytes() <= len / 2);
-        let state = match &changes {
-            Some(changes) if self.stays_valid(call.entity_id, changes) => None,
-            Some(_) => Some(self.write(recording.root.clone().into_value(), Document::State)?),
-            None => Some(self.write(second, Document::State)?),
-        };
+        // Without changes told, this is where the state is written.
+        let whole = if changes.is_none() { Some(self.write(second, Document::State)?) } else { None };
         // Script that ran while the state was written may have changed what was written already.
-        let is_settled = recording.changes_made().map_err(|error| self.engine_failure(error))? == made;
-        if !is_settled || recording.is_exotic().map_err(|error| self.engine_failure(error))? {
+        let is_final = recording.changes_made().map_err(|error| self.engine_failure(error))? == made;
+        if !is_final || recording.is_exotic().map_err(|error| self.engine_failure(error))? {
             return Err(Again::Useless);
         }
         check(command.response.as_ref(), &response, Failure::ResponseInvalid)?;
+        let (changes, state) = match changes {
+            Some(changes) => {
+                let is_small = changes.patch_bytes() <= len / 2;
+                if is_small && self.stays_valid(call.entity_id, &changes) {
+                    return Ok(Decided::Changes { response, changes });
+                }
+                // What is checked has to be what is kept.
+                recording.settle(self.ctx, &changes).map_err(|error| self.engine_failure(error))?;
+                let state = self.write(recording.root.clone().into_value(), Document::State)?;
+                (is_small.then_some(changes), Some(state))
+            }
+            None => (None, whole),
+        };
         if let Some(state) = &state {
             check(self.module.state_schema(), state, Failure::StateInvalid)?;
         }
