@@ -133,9 +133,19 @@ impl Batch {
         }
     }
 
-    /// Whether some commands belong in the next batch.
+    /// Whether some commands belong in the next batch, before all that was taken since.
     pub fn has_later(&self) -> bool {
-        self.verdicts.iter().any(|verdict| matches!(verdict, Some(Verdict::Later)))
+        let is_later = |verdict: &Option<Verdict>| matches!(verdict, Some(Verdict::Later));
+        self.verdicts.iter().any(is_later) || self.followers.iter().any(|(leader, follower)| self.runs_itself(*leader, follower))
+    }
+
+    /// Whether a further try of a command id gets nothing from its leader's verdict.
+    fn runs_itself(&self, leader: usize, follower: &Envelope) -> bool {
+        match &self.verdicts[leader] {
+            Some(Verdict::Answer(..)) => false,
+            Some(Verdict::Failed(_)) => !self.leaders[leader].is_same_try(follower),
+            Some(Verdict::Later | Verdict::Abandoned) | None => true,
+        }
     }
 
     /// The batch with every verdict in place.

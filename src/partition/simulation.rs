@@ -549,3 +549,33 @@ async fn commands_of_one_entity_are_run_in_the_order_in_which_they_were_taken() 
         });
     }
 }
+
+/// A further try that asks for something else than a failed one runs itself, and before what came after it.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_runs_itself_keeps_its_place() {
+    for seed in 0..30 {
+        let node = node(&FakeStore::new(seed, NO_FAULTS));
+        let mut pending = Vec::new();
+        for (id, line) in [("first", "add 1"), ("same", "break"), ("same", "add 1")] {
+            pending.push(node.submit(&account(), command("a", id, line), WhenFull::Refuse).await.unwrap());
+        }
+        // By now they are being run or committed.
+        tokio::time::sleep(Duration::from_micros(500 + 100 * seed)).await;
+        pending.push(node.submit(&account(), command("a", "younger", "add 1"), WhenFull::Refuse).await.unwrap());
+        let answers = futures_util::future::join_all(pending.into_iter().map(Pending::answer)).await;
+        let versions: Vec<u64> = answers.into_iter().flatten().map(|(answer, _)| answer.version).collect();
+        assert_eq!(versions, [1, 2, 3], "seed {seed}");
+    }
+}
+
+/// What was only run ahead has surely not happened, however long the batch before it is in doubt.
+#[tokio::test(start_paused = true)]
+async fn a_command_that_was_only_run_ahead_did_not_happen() {
+    let node = node(&FakeStore::new(1, Faults { lost_before: 1000, ..NO_FAULTS }));
+    let sent = node.submit(&account(), command("a", "1", "add 1"), WhenFull::Refuse).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let ahead = node.submit(&account(), command("a", "2", "add 1"), WhenFull::Refuse).await.unwrap();
+    let (sent, ahead) = tokio::join!(sent.answer(), ahead.answer());
+    assert!(matches!(sent, Err(CommandError::OutcomeUnknown)), "{sent:?}");
+    assert!(matches!(ahead, Err(CommandError::Unavailable(_))), "{ahead:?}");
+}

@@ -1,4 +1,8 @@
 //! The worker of one partition: waits for a command, drains what else is there, decides the batch, answers everybody.
+//!
+//! While a batch commits, the next one is gathered and run already, on the states that the first one leaves if it gets through. Nothing of it is
+//! sent before that, and where the first one fails in any way it goes back to the queue, in its old order. Its commands are claimed only when they
+//! are about to be sent, so that until then their callers may give up and know that nothing happened.
 
 use super::batch::{Batch, Decided, Verdict};
 use super::commit::Commit;
@@ -199,17 +203,20 @@ impl Worker {
             // These come before all that was gathered since.
             self.set_back(&mut next).await;
         }
+        let is_shared = batch.leaders.len() > 1;
         self.untold = Some((batch, look_ups));
         if next.running.is_some() {
             self.tell();
             next.finish_running().await;
         }
-        if self.is_heavy {
+        // A single caller has nobody to wait for.
+        let expects_company = self.is_heavy && is_shared;
+        if expects_company {
             // The callers of the last batch are about to come back.
             self.tell();
             self.linger().await;
         }
-        let is_worth_it = self.is_heavy || next.batch.leaders.len() < self.waiting();
+        let is_worth_it = expects_company || next.batch.leaders.len() < self.waiting();
         if is_worth_it && !next.is_empty() && next.can_grow(&self.core.shared.options) {
             // Most of what waits came too late to be run along; a commit without it would be a small one.
             self.tell();
@@ -265,12 +272,12 @@ impl Worker {
                     self.head = None;
                     let own: &[Event] = if was_unknown { &events } else { &[] };
                     // What took the key may be the append itself, so a look-up that cannot be made leaves its callers in doubt.
-                    let change = core.reconcile(batch, &run, own).await.map_err(|error| if was_unknown { CommandError::OutcomeUnknown } else { error })?;
-                    if !change.any_found {
+                    let found = core.reconcile(batch, &run, own).await.map_err(|error| if was_unknown { CommandError::OutcomeUnknown } else { error })?;
+                    if !found.any_found {
                         // Lost a race against another writer: whoever waits longest here loses the next one, so the waits are drawn.
                         self.wait_for_turn().await;
                     }
-                    if change.any_found || change.any_moved {
+                    if found.any_found || found.any_moved {
                         return Ok(());
                     }
                 }

@@ -218,8 +218,11 @@ impl Pool {
         // How many processes have died at the task that is next, as far as is known.
         let mut deaths = 0;
         while outcomes.len() < total {
-            // What is known already has happened as far as the rest is concerned.
-            self.follow(&mut work, &mut states, &outcomes, first)?;
+            if work.done - first < outcomes.len() {
+                // What is known already has happened as far as the rest is concerned.
+                let texts = self.follow(&work, &mut states, &outcomes[work.done - first..])?;
+                go_on(&mut work, &outcomes, first, texts);
+            }
             let large = if may_keep { self.large(&work) } else { Vec::new() };
             let mut worker = self.worker(module, &work, &large).await?;
             let names: Vec<Named> = large.iter().map(|entity| self.name(&worker, module, &work, *entity)).collect();
@@ -231,7 +234,7 @@ impl Pool {
             let before = outcomes.len();
             match worker.exchange(&message, &mut outcomes, total).await {
                 Ended::Told(End::Done) => {
-                    let texts = self.follow(&mut work, &mut states, &outcomes, first)?;
+                    let texts = self.follow(&work, &mut states, &outcomes[work.done - first..])?;
                     for Named { entity, after, .. } in names {
                         if let Some(text) = texts[entity].as_ref().filter(|text| text.len() >= self.start.resident_min) {
                             worker.held.keep(module, &work.entities[entity].id, text.clone(), after, self.start.resident_bytes_max);
@@ -269,7 +272,7 @@ impl Pool {
             drop(worker);
         }
         self.replace(place);
-        let texts = self.follow(&mut work, &mut states, &outcomes, first)?;
+        let texts = self.follow(&work, &mut states, &outcomes[work.done - first..])?;
         states.leave(&mut self.drafts(), self.drafts_bytes_max);
         Ok(Ran { outcomes, states: texts })
     }
@@ -285,19 +288,13 @@ impl Pool {
         Named { entity, before: held_name(worker, module, work, entity), after: self.last_name.fetch_add(1, Relaxed) + 1 }
     }
 
-    /// Notes the outcomes that are new; the whole states after them.
-    fn follow(&self, work: &mut Work, states: &mut States, outcomes: &[Outcome], first: usize) -> Result<Vec<Option<Json>>, HandlersUnavailable> {
+    /// The whole states after the outcomes of the tasks that are next.
+    fn follow(&self, work: &Work, states: &mut States, outcomes: &[Outcome]) -> Result<Vec<Option<Json>>, HandlersUnavailable> {
         let broken = |error: PatchError| HandlersUnavailable(error.to_string());
-        while work.done - first < outcomes.len() {
-            let outcome = &outcomes[work.done - first];
-            states.follow(work.tasks[work.done].entity, outcome, |text| self.drafts().take(text)).map_err(broken)?;
-            work.record(outcome.clone());
+        for (task, outcome) in work.tasks[work.done..].iter().zip(outcomes) {
+            states.follow(task.entity, outcome, |text| self.drafts().take(text)).map_err(broken)?;
         }
-        let texts = states.texts().map_err(broken)?;
-        for (entity, text) in work.entities.iter_mut().zip(&texts) {
-            entity.state = text.clone().map(State::Whole);
-        }
-        Ok(texts)
+        states.texts().map_err(broken)
     }
 
     /// Starts a process for the place of one that was used up, for whoever comes next.
@@ -310,6 +307,16 @@ impl Pool {
             }
             drop(place);
         });
+    }
+}
+
+/// Notes in the work what is done of it, with the states after that.
+fn go_on(work: &mut Work, outcomes: &[Outcome], first: usize, texts: Vec<Option<Json>>) {
+    for outcome in &outcomes[work.done - first..] {
+        work.record(outcome.clone());
+    }
+    for (entity, text) in work.entities.iter_mut().zip(texts) {
+        entity.state = text.map(State::Whole);
     }
 }
 

@@ -128,6 +128,8 @@ impl Shared {
             let Some(waiting) = company.pop() else { return };
             return self.one(waiting, Some(turn)).await;
         }
+        // In one order on all nodes, so that those that contend for several partitions do not lock each other out.
+        company.sort_unstable_by_key(|waiting| waiting.partition.shard);
         let entity_type = company[0].partition.entity_type.clone();
         let rows: Vec<&[u8]> = company.iter().map(|waiting| waiting.rows.as_slice()).collect();
         let statement = statement::insert(&entity_type, &rows);
