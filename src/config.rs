@@ -13,7 +13,7 @@ mod load;
 mod units;
 
 pub use load::{ConfigError, Overrides, Problem, load, load_from};
-pub use units::{Size, StorageUrl};
+pub use units::{Secret, Size, StorageUrl};
 
 use crate::logging;
 use serde::{Deserialize, Serialize};
@@ -143,8 +143,28 @@ pub struct Limits {
 pub struct Cluster {
     /// The node's name; by default the host's.
     pub node: String,
+    /// The URL under which other nodes reach this one; by default `http://` and `listen`.
+    pub advertise: Option<String>,
     /// How nodes find each other.
     pub topology: Topology,
+    /// Who elects the leader, where the topology is [`Topology::Elected`].
+    pub election: Election,
+    /// The endpoints of etcd.
+    pub etcd: Vec<String>,
+    /// The user that etcd knows; none where it asks for none.
+    pub etcd_user: Option<String>,
+    /// The user's password; what stands in `etcd_password_file`, where that is set.
+    pub etcd_password: Option<Secret>,
+    /// A file that holds the password.
+    pub etcd_password_file: Option<PathBuf>,
+    /// All nodes, where the topology is [`Topology::Static`].
+    pub nodes: Vec<Node>,
+    /// How often a node tells the leader that it is there. The whole cluster should agree on it.
+    #[serde(with = "humantime_serde")]
+    pub heartbeat: Duration,
+    /// How long the owner of a shard may be silent before this node handles its commands.
+    #[serde(with = "humantime_serde")]
+    pub forward_timeout: Duration,
 }
 
 /// How nodes find each other.
@@ -153,6 +173,30 @@ pub struct Cluster {
 pub enum Topology {
     /// They do not: this node handles all that it is sent.
     Single,
+    /// They are written down in `nodes`.
+    Static,
+    /// They tell an elected leader that they are there.
+    Elected,
+}
+
+/// Who elects the leader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Election {
+    /// The nodes among themselves, by a lease in the database.
+    Database,
+    /// etcd.
+    Etcd,
+}
+
+/// One of the nodes that are written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// Its `cluster.node`.
+    pub id: String,
+    /// The URL under which others reach it.
+    pub url: String,
 }
 
 /// `[shutdown]`
@@ -205,7 +249,19 @@ impl Default for Config {
                 body_timeout: Duration::from_secs(30),
                 idle_timeout: Duration::from_secs(60),
             },
-            cluster: Cluster { node: host_name(), topology: Topology::Single },
+            cluster: Cluster {
+                node: host_name(),
+                advertise: None,
+                topology: Topology::Single,
+                election: Election::Database,
+                etcd: Vec::new(),
+                etcd_user: None,
+                etcd_password: None,
+                etcd_password_file: None,
+                nodes: Vec::new(),
+                heartbeat: Duration::from_millis(500),
+                forward_timeout: Duration::from_millis(500),
+            },
             shutdown: Shutdown { grace: Duration::from_secs(10) },
             log: Log { format: logging::Format::Human, level: "info".into() },
         }
@@ -220,6 +276,8 @@ impl Config {
             // It came from the file: a configuration must not give both.
             text = text.split_inclusive('\n').filter(|line| !line.starts_with("url = ")).collect();
         }
+        // A secret is shown as nothing, which is no value to read back.
+        text = text.split_inclusive('\n').filter(|line| !line.starts_with("etcd_password = ")).collect();
         if self.entities.path.is_none() {
             text = text.replace("[entities]\n", "[entities]\n# path is not set: the built-in example entity types\n");
         }
@@ -234,8 +292,8 @@ fn cores() -> usize {
 /// The host's name, with whatever a node name may not hold replaced.
 fn host_name() -> String {
     let system = rustix::system::uname();
-    let name: String = system.nodename().to_string_lossy().chars().take(load::NODE_NAME_MAX).collect();
-    let name = name.replace(|character| !load::is_node_name_character(character), "-");
+    let name: String = system.nodename().to_string_lossy().chars().take(crate::core::ids::NODE_ID_MAX).collect();
+    let name = name.replace(|character| !crate::core::NodeId::allows(character), "-");
     if name.is_empty() { "node".into() } else { name }
 }
 

@@ -34,10 +34,11 @@
 //! ```
 //!
 //! The tour: [`core`] holds the rules, [`store`] keeps events, [`handler`] runs the code that decides, [`partition`] queues, batches and commits,
-//! [`http`] speaks to clients, [`server`] puts them together. ARCHITECTURE.md follows one command through all of them.
+//! [`cluster`] brings commands to the node that owns them, [`http`] speaks to clients, [`server`] puts them together. ARCHITECTURE.md follows one command through all of them.
 
 pub mod bench;
 pub mod cli;
+pub mod cluster;
 pub mod config;
 pub mod core;
 pub mod examples;

@@ -16,6 +16,12 @@ const COMMIT_SECONDS: &str = "quokka_commit_seconds";
 const CONFLICTS_TOTAL: &str = "quokka_conflicts_total";
 const QUEUE_DEPTH: &str = "quokka_queue_depth";
 const CONNECTIONS: &str = "quokka_http_connections";
+const FORWARDED_TOTAL: &str = "quokka_forwarded_total";
+const FALLBACKS_TOTAL: &str = "quokka_forward_fallbacks_total";
+const SHARDS_OWNED: &str = "quokka_shards_owned";
+const IS_LEADER: &str = "quokka_is_leader";
+const MAP_EPOCH: &str = "quokka_map_epoch";
+const MAP_AGE: &str = "quokka_map_age_seconds";
 
 const SECONDS_BUCKETS: &[f64] = &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 const ROWS_BUCKETS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
@@ -44,6 +50,12 @@ fn describe() {
     describe_counter!(CONFLICTS_TOTAL, "Statements that were refused because another writer was first, by reason.");
     describe_gauge!(QUEUE_DEPTH, "Commands waiting in all queues.");
     describe_gauge!(CONNECTIONS, "Open HTTP connections.");
+    describe_counter!(FORWARDED_TOTAL, "Commands that the owner of their shard answered for this node.");
+    describe_counter!(FALLBACKS_TOTAL, "Commands of another node's shards that were handled here, by reason.");
+    describe_gauge!(SHARDS_OWNED, "Shards that this node owns.");
+    describe_gauge!(IS_LEADER, "1 where this node leads the cluster, else 0.");
+    describe_gauge!(MAP_EPOCH, "The number of the shard map that this node follows.");
+    describe_gauge!(MAP_AGE, Unit::Seconds, "Time since a leader last confirmed the shard map.");
 }
 
 /// Runs for ever; see [`UPKEEP`].
@@ -52,6 +64,88 @@ pub async fn upkeep(handle: PrometheusHandle) {
     loop {
         interval.tick().await;
         handle.run_upkeep();
+    }
+}
+
+/// Why a node handled what another one owns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fallback {
+    /// The owner could not be reached.
+    Unreachable,
+    /// It was on its way to the owner, who broke off, stopped, or had no database.
+    HandedBack,
+}
+
+/// Counts what is passed on.
+#[derive(Debug)]
+pub struct ForwardMetrics {
+    forwarded: Counter,
+    unreachable: Counter,
+    handed_back: Counter,
+}
+
+impl ForwardMetrics {
+    /// All of them, from 0.
+    pub fn new() -> ForwardMetrics {
+        let fallback = |reason: &'static str| counter!(FALLBACKS_TOTAL, "reason" => reason);
+        ForwardMetrics { forwarded: counter!(FORWARDED_TOTAL), unreachable: fallback("unreachable"), handed_back: fallback("handed_back") }
+    }
+
+    /// The owner has answered one.
+    pub fn forwarded(&self) {
+        self.forwarded.increment(1);
+    }
+
+    /// One is handled here instead.
+    pub fn fell_back(&self, reason: Fallback) {
+        match reason {
+            Fallback::Unreachable => self.unreachable.increment(1),
+            Fallback::HandedBack => self.handed_back.increment(1),
+        }
+    }
+}
+
+impl Default for ForwardMetrics {
+    fn default() -> ForwardMetrics {
+        ForwardMetrics::new()
+    }
+}
+
+/// Shows a node's part in its cluster.
+#[derive(Debug)]
+pub struct ClusterMetrics {
+    shards_owned: Gauge,
+    is_leader: Gauge,
+    map_epoch: Gauge,
+    map_age: Gauge,
+}
+
+impl ClusterMetrics {
+    /// All of them, at 0.
+    pub fn new() -> ClusterMetrics {
+        ClusterMetrics { shards_owned: gauge!(SHARDS_OWNED), is_leader: gauge!(IS_LEADER), map_epoch: gauge!(MAP_EPOCH), map_age: gauge!(MAP_AGE) }
+    }
+
+    /// The node follows this map, in which it owns so many shards.
+    pub fn follow(&self, epoch: u64, shards_owned: usize) {
+        self.map_epoch.set(epoch as f64);
+        self.shards_owned.set(shards_owned as f64);
+    }
+
+    /// Whether the node leads.
+    pub fn lead(&self, leads: bool) {
+        self.is_leader.set(if leads { 1.0 } else { 0.0 });
+    }
+
+    /// How old the map is.
+    pub fn age(&self, age: Duration) {
+        self.map_age.set(age.as_secs_f64());
+    }
+}
+
+impl Default for ClusterMetrics {
+    fn default() -> ClusterMetrics {
+        ClusterMetrics::new()
     }
 }
 

@@ -3,8 +3,10 @@
 //! Start: storage, handlers, tables, workers, listener; nothing is accepted before all of it is there. Stop (SIGTERM, SIGINT): the
 //! listener first, then requests under way, then the queues, all within `shutdown.grace`. SIGHUP loads the handlers again.
 
-use crate::config::{Config, Reuse};
-use crate::core::{EntityType, HandlerVersion, ShardCount};
+use crate::cluster::election::{DatabaseElection, Election};
+use crate::cluster::{self, Cluster};
+use crate::config::{self, Config, Reuse};
+use crate::core::{EntityType, HandlerVersion, Member, NodeId, ShardCount};
 use crate::handler::js::{self, LoadError, Sources};
 use crate::handler::native::{Entity, EntityError};
 use crate::handler::{HandlerSet, Handlers, RandomKey};
@@ -13,9 +15,12 @@ use crate::partition::{self, Partitions};
 use crate::store::{self, Store};
 use crate::{examples, metrics};
 use metrics_exporter_prometheus::BuildError;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
@@ -161,9 +166,11 @@ async fn run(config: Config, store: Arc<dyn Store>, origin: Origin) -> Result<()
     let partitions = Partitions::new(partition_options(&config, &*store), store.clone(), handlers);
     let listener = TcpListener::bind(&config.listen).await.map_err(|source| ServeError::Listen { address: config.listen.clone(), source })?;
     let address = listener.local_addr()?;
+    let cluster = join_cluster(&config, address, &partitions);
     let reload = js_options.map(|options| reload(Arc::new(config.clone()), options, partitions.clone()));
     let app = App {
         partitions: partitions.clone(),
+        cluster: cluster.clone(),
         options: http_options(&config),
         health: Health::new(store.clone()),
         reload: reload.clone(),
@@ -179,6 +186,7 @@ async fn run(config: Config, store: Arc<dyn Store>, origin: Origin) -> Result<()
     let mut hang_up = signal(SignalKind::hangup())?;
     let grace = config.shutdown.grace;
     let (stopping, stopped) = tokio::sync::oneshot::channel();
+    let leaving = cluster.clone();
     let shutdown = async move {
         loop {
             tokio::select! {
@@ -189,9 +197,12 @@ async fn run(config: Config, store: Arc<dyn Store>, origin: Origin) -> Result<()
         }
         tracing::info!("stopping");
         let _ = stopping.send(Instant::now());
+        leaving.say_farewell().await;
+        leaving.close_links();
     };
     http::serve(listener, app, shutdown).await?;
     let since = stopped.await.unwrap_or_else(|_| Instant::now());
+    cluster.leave().await;
     if tokio::time::timeout_at(since + grace, partitions.shut_down()).await.is_err() {
         tracing::warn!(
             grace_seconds = grace.as_secs_f64(),
@@ -200,6 +211,51 @@ async fn run(config: Config, store: Arc<dyn Store>, origin: Origin) -> Result<()
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Begins to take part in the cluster that the configuration describes.
+fn join_cluster(config: &Config, address: SocketAddr, partitions: &Partitions) -> Cluster {
+    let settings = &config.cluster;
+    let url = settings.advertise.clone().unwrap_or_else(|| format!("http://{address}"));
+    let own = Member { id: NodeId::trusted(&settings.node), url: url.trim_end_matches('/').to_owned() };
+    let topology = match settings.topology {
+        config::Topology::Single => cluster::Topology::Single,
+        config::Topology::Static => {
+            let nodes: BTreeMap<NodeId, String> =
+                settings.nodes.iter().map(|node| (NodeId::trusted(&node.id), node.url.trim_end_matches('/').to_owned())).collect();
+            if !nodes.contains_key(&own.id) {
+                tracing::warn!(node = %own.id, "cluster.nodes does not name this node, so it owns no shards");
+            }
+            cluster::Topology::Static(nodes)
+        }
+        config::Topology::Elected => cluster::Topology::Elected(election(config, &own, partitions.store())),
+    };
+    let options = cluster::Options { own, heartbeat: settings.heartbeat, forward_timeout: settings.forward_timeout };
+    Cluster::start(options, topology, partitions.clone())
+}
+
+/// Whoever elects the leader.
+fn election(config: &Config, own: &Member, store: &Arc<dyn Store>) -> Box<dyn Election> {
+    // One heartbeat less than a node may miss: a leader who is gone should be replaced by the time at which its shards are.
+    let ttl = config.cluster.heartbeat * (cluster::HEARTBEATS_MISSED_MAX - 1);
+    match config.cluster.election {
+        config::Election::Database => Box::new(DatabaseElection::new(store.clone(), own.clone(), ttl)),
+        config::Election::Etcd => etcd_election(config, own, store, ttl),
+    }
+}
+
+#[cfg(feature = "etcd")]
+fn etcd_election(config: &Config, own: &Member, store: &Arc<dyn Store>, ttl: Duration) -> Box<dyn Election> {
+    use crate::cluster::election::etcd::{EtcdElection, Options};
+    let settings = &config.cluster;
+    let user = settings.etcd_user.clone().zip(settings.etcd_password.as_ref().map(|password| password.expose().to_owned()));
+    Box::new(EtcdElection::new(Options { endpoints: settings.etcd.clone(), user, own: own.clone(), ttl, log: store.identity().clone() }))
+}
+
+/// The configuration is refused before this where the program was built without etcd.
+#[cfg(not(feature = "etcd"))]
+fn etcd_election(_: &Config, own: &Member, store: &Arc<dyn Store>, ttl: Duration) -> Box<dyn Election> {
+    Box::new(DatabaseElection::new(store.clone(), own.clone(), ttl))
 }
 
 fn partition_options(config: &Config, store: &dyn Store) -> partition::Options {
@@ -229,7 +285,15 @@ fn http_options(config: &Config) -> http::Options {
         body_timeout: limits.body_timeout,
         connections_max: limits.connections_max,
         idle_timeout: limits.idle_timeout,
-        grace: config.shutdown.grace,
+        grace: config.shutdown.grace.saturating_sub(farewell(config)),
+    }
+}
+
+/// What of the grace the farewell to the cluster may take.
+fn farewell(config: &Config) -> Duration {
+    match config.cluster.topology {
+        config::Topology::Elected => cluster::FAREWELL.min(config.shutdown.grace / 2),
+        config::Topology::Single | config::Topology::Static => Duration::ZERO,
     }
 }
 

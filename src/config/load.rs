@@ -2,19 +2,19 @@
 //!
 //! [`RULES`] holds one rule for each key. A key without a rule cannot exist: a test compares the table with [`Config`].
 
-use super::{Config, Size, StorageUrl};
+use super::{Config, Election, Node, Secret, Size, StorageUrl, Topology};
+use crate::core::NodeId;
 use figment::providers::{Format, Serialized, Toml};
 use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use humantime_serde::re::humantime::format_duration;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The most handler processes.
 pub(super) const PROCESSES_MAX: usize = 256;
-/// The longest node name.
-pub(super) const NODE_NAME_MAX: usize = 64;
 
 /// What starts the name of an environment variable that holds a setting.
 const ENVIRONMENT_PREFIX: &str = "QUOKKA_";
@@ -34,9 +34,13 @@ pub(super) enum Rule {
     Word(&'static [&'static str]),
     /// A text that passes the check, and what is allowed in words.
     Text(fn(&str) -> bool, &'static str),
+    /// A list of such texts.
+    Texts(fn(&str) -> bool, &'static str),
+    /// A list of nodes, in words.
+    Nodes(&'static str),
 }
 
-use Rule::{Bytes, Count, Text, Time, Word};
+use Rule::{Bytes, Count, Nodes, Text, Texts, Time, Word};
 
 const fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
@@ -73,7 +77,16 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("limits.body_timeout", Time(ms(100), s(3600))),
     ("limits.idle_timeout", Time(ms(100), s(86_400))),
     ("cluster.node", Text(is_node_name, "1 to 64 letters, digits, '.', '_' and '-'")),
-    ("cluster.topology", Word(&["single"])),
+    ("cluster.advertise", Text(is_node_url, "an http URL such as http://10.0.0.1:9865")),
+    ("cluster.topology", Word(&["single", "static", "elected"])),
+    ("cluster.election", Word(&["database", "etcd"])),
+    ("cluster.etcd", Texts(is_http_url, "a list of URLs such as [\"http://10.0.0.1:2379\"]")),
+    ("cluster.etcd_user", Text(is_given, "a name")),
+    ("cluster.etcd_password", Text(is_given, "a text")),
+    ("cluster.etcd_password_file", Text(is_given, "the path of a readable file")),
+    ("cluster.nodes", Nodes("a list such as [{ id = \"node-1\", url = \"http://10.0.0.1:9865\" }], each id once")),
+    ("cluster.heartbeat", Time(ms(50), s(10))),
+    ("cluster.forward_timeout", Time(ms(50), s(10))),
     ("shutdown.grace", Time(s(0), s(600))),
     ("log.format", Word(&["human", "json"])),
     ("log.level", Text(is_log_level, "error, warn, info, debug, trace, or directives such as info,quokka::store=debug")),
@@ -87,7 +100,7 @@ impl fmt::Display for Rule {
             Time(from, to) => write!(f, "\"{}\" to \"{}\"", format_duration(*from), format_duration(*to)),
             Bytes(from, to) => write!(f, "\"{from}\" to \"{to}\""),
             Word(words) => write!(f, "\"{}\"", words.join("\" or \"")),
-            Text(_, words) => f.write_str(words),
+            Text(_, words) | Texts(_, words) | Nodes(words) => f.write_str(words),
         }
     }
 }
@@ -100,6 +113,11 @@ impl Rule {
             Bytes(from, to) => figment.extract_inner::<Size>(key).is_ok_and(|size| (from..=to).contains(&&size)),
             Word(words) => figment.extract_inner::<String>(key).is_ok_and(|word| words.contains(&word.as_str())),
             Text(check, _) => figment.extract_inner::<String>(key).is_ok_and(|text| check(&text)),
+            Texts(check, _) => figment.extract_inner::<Vec<String>>(key).is_ok_and(|texts| texts.iter().all(|text| check(text))),
+            Nodes(_) => figment.extract_inner::<Vec<Node>>(key).is_ok_and(|nodes| {
+                let ids: BTreeSet<&str> = nodes.iter().map(|node| node.id.as_str()).collect();
+                ids.len() == nodes.len() && nodes.iter().all(|node| is_node_name(&node.id) && is_node_url(&node.url))
+            }),
         }
     }
 }
@@ -123,12 +141,16 @@ fn is_storage_url(text: &str) -> bool {
     }
 }
 
-pub(super) fn is_node_name_character(character: char) -> bool {
-    matches!(character, '0'..='9' | 'A'..='Z' | 'a'..='z' | '.' | '_' | '-')
+fn is_node_name(text: &str) -> bool {
+    NodeId::new(text).is_ok()
 }
 
-fn is_node_name(text: &str) -> bool {
-    (1..=NODE_NAME_MAX).contains(&text.len()) && text.chars().all(is_node_name_character)
+fn is_node_url(text: &str) -> bool {
+    crate::cluster::peer::is_node_url(text)
+}
+
+fn is_http_url(text: &str) -> bool {
+    url::Url::parse(text).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
 }
 
 fn is_log_level(text: &str) -> bool {
@@ -267,6 +289,7 @@ fn environment_layers(environment: impl IntoIterator<Item = (String, String)>, k
             }
             let path: Vec<String> = key.split("__").map(str::to_ascii_lowercase).collect();
             let value = match known_value(known, &path) {
+                Some(Value::Array(..)) => list(&value),
                 Some(Value::Num(..) | Value::Bool(..)) => value.trim().parse::<Value>().unwrap_or_else(|never| match never {}),
                 _ => Value::from(value),
             };
@@ -276,6 +299,15 @@ fn environment_layers(environment: impl IntoIterator<Item = (String, String)>, k
         .collect();
     layers.sort_by(|a, b| a.name.cmp(&b.name));
     layers
+}
+
+/// A list in a variable: as in the file, or texts with commas between.
+fn list(text: &str) -> Value {
+    let texts = || text.split(',').map(str::trim).filter(|text| !text.is_empty()).map(Value::from).collect::<Vec<Value>>().into();
+    match text.trim().starts_with('[') {
+        true => Toml::from_str::<Dict>(&format!("list = {text}")).ok().and_then(|mut parsed| parsed.remove("list")).unwrap_or_else(|| Value::from(text)),
+        false => texts(),
+    }
 }
 
 /// Kubernetes gives every container variables that describe the services around it, such as `QUOKKA_SERVICE_HOST` and
@@ -397,7 +429,46 @@ fn finish(mut config: Config, layers: &[Layer]) -> Result<Config, ConfigError> {
         let message = "is longer than commands.timeout: callers would have gone before they are told".to_string();
         refuse("storage.retry_for", "all layers together", message);
     }
+    finish_cluster(&mut config, &mut refuse);
     if problems.is_empty() { Ok(config) } else { Err(ConfigError(problems)) }
+}
+
+/// What spans several keys of `[cluster]`, and the password that stands in a file.
+fn finish_cluster(config: &mut Config, refuse: &mut impl FnMut(&str, &str, String)) {
+    const TOGETHER: &str = "all layers together";
+    let cluster = &mut config.cluster;
+    if let Some(path) = &cluster.etcd_password_file {
+        match std::fs::read_to_string(path) {
+            Ok(_) if cluster.etcd_password.is_some() => {
+                refuse("cluster.etcd_password_file", TOGETHER, "cluster.etcd_password is set beside it; give one of the two".into())
+            }
+            Ok(text) => cluster.etcd_password = Some(Secret::new(text.trim())),
+            Err(error) => refuse("cluster.etcd_password_file", TOGETHER, format!("{} cannot be read: {error}", path.display())),
+        }
+    }
+    if cluster.etcd_user.is_some() != cluster.etcd_password.is_some() {
+        refuse("cluster.etcd_user", TOGETHER, "and the password go together: give both or none".into());
+    }
+    if cluster.topology == Topology::Static && cluster.nodes.is_empty() {
+        refuse("cluster.nodes", TOGETHER, "is empty, and cluster.topology is \"static\": name all nodes".into());
+    }
+    if cluster.topology == Topology::Elected && cluster.election == Election::Etcd {
+        if cluster.etcd.is_empty() {
+            refuse("cluster.etcd", TOGETHER, "is empty, and cluster.election is \"etcd\": name its endpoints".into());
+        }
+        if !cfg!(feature = "etcd") {
+            refuse(
+                "cluster.election",
+                TOGETHER,
+                "is \"etcd\", and this program was built without it: build it with --features etcd, or let the \"database\" elect".into(),
+            );
+        }
+    }
+    let is_everywhere = |listen: &str| listen.rsplit_once(':').is_some_and(|(host, _)| matches!(host, "0.0.0.0" | "[::]"));
+    if cluster.topology == Topology::Elected && cluster.advertise.is_none() && is_everywhere(&config.listen) {
+        let message = format!("is not set, and others cannot reach this node at {}: name the URL that they can use", config.listen);
+        refuse("cluster.advertise", TOGETHER, message);
+    }
 }
 
 /// Which layer of the four a source belongs to: all environment variables are one.

@@ -108,7 +108,18 @@ fn what_is_wrong_is_named_with_its_source_and_what_is_allowed() {
         ("[commands]\nbatch_bytes_max = \"9 MiB\"", "commands.batch_bytes_max (from FILE): is \"9 MiB\"; allowed: \"64 KiB\" to \"8 MiB\""),
         ("[limits]\nbody_max = \"5 MiB\"", "limits.body_max (from FILE): is \"5 MiB\"; allowed: \"1 KiB\" to \"4 MiB\""),
         ("[cluster]\nnode = \"a b\"", "cluster.node (from FILE): is \"a b\"; allowed: 1 to 64 letters, digits, '.', '_' and '-'"),
-        ("[cluster]\ntopology = \"elected\"", "cluster.topology (from FILE): is \"elected\"; allowed: \"single\""),
+        ("[cluster]\ntopology = \"ring\"", "cluster.topology (from FILE): is \"ring\"; allowed: \"single\" or \"static\" or \"elected\""),
+        ("[cluster]\nadvertise = \"node-1:9865\"", "cluster.advertise (from FILE): is \"node-1:9865\"; allowed: an http URL such as"),
+        ("[cluster]\netcd = [\"a:2379\"]", "cluster.etcd (from FILE): is [\"a:2379\"]; allowed: a list of URLs such as"),
+        ("[cluster]\nnodes = [{ id = \"a\", url = \"http://a\" }, { id = \"a\", url = \"http://b\" }]", "cluster.nodes (from FILE): is [{"),
+        ("[cluster]\nnodes = [{ id = \"a\", url = \"http://a\", port = 1 }]", "cluster.nodes (from FILE): is [{"),
+        ("[cluster]\ntopology = \"static\"", "cluster.nodes (from all layers together): is empty, and cluster.topology is \"static\": name all nodes"),
+        ("[cluster]\ntopology = \"elected\"\nelection = \"etcd\"", "cluster.etcd (from all layers together): is empty, and cluster.election is \"etcd\""),
+        (
+            "listen = \"0.0.0.0:80\"\n[cluster]\ntopology = \"elected\"",
+            "cluster.advertise (from all layers together): is not set, and others cannot reach this node at 0.0.0.0:80: name the URL",
+        ),
+        ("[cluster]\netcd_user = \"root\"", "cluster.etcd_user (from all layers together): and the password go together: give both or none"),
         ("listen = \"9865\"", "listen (from FILE): is \"9865\"; allowed: address:port, such as 127.0.0.1:9865 or 0.0.0.0:80"),
         ("[storage]\ndurability = 1", "storage.durability (from FILE): there is no such key; `quokka config` prints all that there are"),
         ("[storage]\npol = 1", "storage.pol (from FILE): there is no such key; did you mean storage.pool?"),
@@ -226,4 +237,31 @@ fn sizes_are_written_exactly() {
         assert_eq!((size.bytes(), size.to_string()), (bytes, text.to_string()));
         assert_eq!(from_file(&format!("[commands]\ncache_max = {text:?}")).unwrap().commands.cache_max, size);
     }
+}
+
+#[test]
+fn lists_can_be_given_in_the_environment() {
+    let urls = |value: &str| from_environment("QUOKKA_CLUSTER__ETCD", value).map(|config| config.cluster.etcd);
+    let expected = Ok(vec!["http://a:2379".to_owned(), "http://b:2379".to_owned()]);
+    assert_eq!(urls("http://a:2379, http://b:2379"), expected);
+    assert_eq!(urls("[\"http://a:2379\", \"http://b:2379\"]"), expected);
+    assert!(urls("[oops").unwrap_err()[0].contains("allowed: a list of URLs"));
+    let nodes = from_environment("QUOKKA_CLUSTER__NODES", "[{ id = \"a\", url = \"http://a:1\" }]").unwrap().cluster.nodes;
+    assert_eq!(nodes, [Node { id: "a".into(), url: "http://a:1".into() }]);
+}
+
+#[test]
+fn a_password_is_never_shown() {
+    let file = "[cluster]\netcd_user = \"root\"\netcd_password = \"hunter2\"";
+    let config = from_file(file).unwrap();
+    assert_eq!(config.cluster.etcd_password.as_ref().map(Secret::expose), Some("hunter2"));
+    assert!(!format!("{config:?}").contains("hunter2"));
+    assert!(!config.to_toml().unwrap().contains("password"));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("password");
+    std::fs::write(&path, "hunter2\n").unwrap();
+    let from_its_file = format!("[cluster]\netcd_user = \"root\"\netcd_password_file = {path:?}");
+    assert_eq!(from_file(&from_its_file).unwrap().cluster.etcd_password, config.cluster.etcd_password);
+    let both = format!("{from_its_file}\netcd_password = \"other\"");
+    assert!(from_file(&both).unwrap_err()[0].contains("give one of the two"));
 }

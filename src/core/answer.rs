@@ -7,7 +7,7 @@ use super::shard::Partition;
 use super::token::Position;
 
 /// Whether an answer is the first one to its command id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Replay {
     /// This try made the event.
     First,
@@ -18,7 +18,7 @@ pub enum Replay {
 }
 
 /// A recorded outcome, with all that its answer shows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Answer {
     /// Where the event stands.
     pub position: Position,

@@ -157,6 +157,27 @@ impl CommandId {
     }
 }
 
+/// The longest name of a node.
+pub const NODE_ID_MAX: usize = 64;
+
+/// A node's name: 1 to 64 letters, digits, `.`, `_` and `-`.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct NodeId(CompactString);
+text_newtype!(NodeId);
+
+impl NodeId {
+    /// Checks a name.
+    pub fn new(text: &str) -> Result<NodeId, IdError> {
+        check("the node's name", text, NODE_ID_MAX, "letters, digits, '.', '_' and '-'", |_, character| NodeId::allows(character))?;
+        Ok(NodeId(CompactString::new(text)))
+    }
+
+    /// Whether a name may hold the character.
+    pub fn allows(character: char) -> bool {
+        character.is_ascii_alphanumeric() || matches!(character, '.' | '_' | '-')
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,12 +10,14 @@ pub mod ids;
 pub mod json;
 pub mod patch;
 pub mod shard;
+pub mod shard_map;
 pub mod token;
 
 pub use answer::{Answer, Replay};
 pub use batch::{Change, Creates, Failure, HandlerFault, Outcome, Precondition, Task, Work};
 pub use event::{Event, EventOutcome, HandlerVersion, LoadedEntity, State, StatePatch, StoredEvent};
-pub use ids::{CommandId, CommandName, EntityId, EntityType, IdError, Version};
+pub use ids::{CommandId, CommandName, EntityId, EntityType, IdError, NodeId, Version};
 pub use json::{Json, JsonError};
 pub use shard::{Partition, ShardCount, ShardId};
+pub use shard_map::{Epoch, Member, ShardMap, Term};
 pub use token::{LogIdentity, Position};

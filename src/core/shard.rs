@@ -43,7 +43,7 @@ impl fmt::Display for ShardId {
 }
 
 /// One shard of one entity type: an ordered queue of events with dense ids.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Partition {
     /// Whose events.
     pub entity_type: EntityType,

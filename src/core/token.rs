@@ -43,7 +43,7 @@ impl std::fmt::Debug for LogIdentity {
 }
 
 /// Right after one event of one partition: what the token in a command's answer stands for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Position {
     /// The event's partition.
     pub partition: Partition,

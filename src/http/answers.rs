@@ -3,12 +3,15 @@
 use super::body::{self, Body};
 use super::problem::Problem;
 use super::request::{IDEMPOTENCY_KEY, RequestId};
+use crate::cluster::peer::FORWARDED;
 use crate::core::event::EventOutcome;
 use crate::core::json::write_string;
-use crate::core::{Answer, CommandId, LogIdentity, Replay, Version};
+use crate::core::{Answer, CommandId, LogIdentity, NodeId, Replay, Version};
 use hyper::Response;
 use hyper::header::{ETAG, HeaderName, HeaderValue};
 
+/// The header that names the node that handled a request.
+pub const HANDLED_BY: HeaderName = HeaderName::from_static("quokka-handled-by");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const MISMATCH: HeaderName = HeaderName::from_static("idempotency-mismatch");
 
@@ -27,6 +30,14 @@ pub fn etag(version: Version) -> HeaderValue {
 pub fn idempotency_key(command_id: &CommandId) -> (HeaderName, HeaderValue) {
     // Command ids are printable ASCII, which every header may hold.
     (IDEMPOTENCY_KEY, HeaderValue::from_str(command_id.as_str()).unwrap_or(HeaderValue::from_static("-")))
+}
+
+/// Says that a node passed the request on, and to which one.
+pub fn passed_on(response: &mut Response<Body>, by: &HeaderValue, owner: &NodeId) {
+    let headers = response.headers_mut();
+    headers.insert(FORWARDED, by.clone());
+    // Names of nodes are letters, digits and a few marks.
+    headers.insert(HANDLED_BY, HeaderValue::from_str(owner.as_str()).unwrap_or(HeaderValue::from_static("-")));
 }
 
 /// The HTTP answer.

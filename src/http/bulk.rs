@@ -13,14 +13,15 @@ use super::commands::{self, Target};
 use super::limits::RequestBody;
 use super::problem::{Code, Problem};
 use super::request::RequestId;
-use super::{Shared, answers};
+use super::{Shared, answers, cluster};
+use crate::cluster::{Asker, Pending};
 use crate::core::{CommandId, EntityId, EntityType, Json, Precondition, Version};
-use crate::partition::{Pending, WhenFull};
+use crate::partition::WhenFull;
 use bytes::{Buf, Bytes};
 use futures_util::future::poll_immediate;
 use http_body_util::BodyExt;
 use hyper::Response;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::pin::pin;
@@ -39,12 +40,14 @@ const CHUNK_BYTES: usize = 32 * 1024;
 const CHUNKS: usize = 4;
 
 /// Answers all lines of the body.
-pub fn run(shared: Arc<Shared>, body: impl RequestBody, request_id: RequestId) -> Response<Body> {
+pub fn run(shared: Arc<Shared>, body: impl RequestBody, request_id: RequestId, headers: &HeaderMap) -> Response<Body> {
     let (chunks, sent) = mpsc::channel(CHUNKS);
+    let headers = headers.clone();
     let task = tokio::spawn(async move {
+        let asker = cluster::asker(&headers, request_id.trace_id());
         let (slots, waiting) = mpsc::channel(WINDOW);
         let bytes_left = Arc::new(Semaphore::new(WINDOW_BYTES));
-        let reader = Reader { shared: &shared, request_id: &request_id, slots, bytes_left };
+        let reader = Reader { shared: &shared, request_id: &request_id, asker, slots, bytes_left };
         let writer = Writer { shared: &shared, request_id: &request_id, chunks, buffer: String::new() };
         tokio::join!(reader.run(body), writer.run(waiting));
     });
@@ -76,6 +79,7 @@ struct Gone;
 struct Reader<'a> {
     shared: &'a Shared,
     request_id: &'a RequestId,
+    asker: Asker<'a>,
     slots: mpsc::Sender<Slot>,
     bytes_left: Arc<Semaphore>,
 }
@@ -140,7 +144,7 @@ impl Reader<'_> {
         };
         command.request = request;
         let (entity_id, command_id) = (command.entity_id.clone(), command.command_id.clone());
-        match self.shared.partitions.submit(&entity_type, command, WhenFull::Wait).await {
+        match self.shared.router.submit(&entity_type, command, WhenFull::Wait, self.asker).await {
             Ok(pending) => Slot::Waiting(Box::new(Waiting { pending, entity_type, entity_id, command_id, _bytes: bytes })),
             Err(error) => Slot::Failed(commands::failed(error, &entity_type, &entity_id, &command_id)),
         }
@@ -193,7 +197,7 @@ impl Writer<'_> {
                 answer.await
             }
         };
-        match answered {
+        match answered.result {
             Ok((answer, replay)) => answers::write_line(&mut self.buffer, &answer, replay, &self.shared.identity, self.request_id),
             Err(error) => self.write_problem(&commands::failed(error, &entity_type, &entity_id, &command_id)),
         }

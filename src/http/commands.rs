@@ -1,12 +1,13 @@
 //! One command a request: from its path, headers and body to a place in a queue, and back to an answer.
 
-use super::Shared;
 use super::answers;
 use super::body::Body;
 use super::incoming::Turn;
 use super::limits::{self, RequestBody};
 use super::problem::Problem;
 use super::request::{self, Media, RequestId};
+use super::{Shared, cluster};
+use crate::cluster::link::Handled;
 use crate::core::{CommandId, CommandName, EntityId, EntityType, Json, LogIdentity, Precondition};
 use crate::handler::HandlerSet;
 use crate::partition::{Command, CommandError, WhenFull};
@@ -83,10 +84,14 @@ pub async fn run(shared: &Shared, target: Target<'_>, parts: &Parts, body: impl 
     if let Some(turn) = turn {
         turn.comes().await;
     }
-    let queued = shared.partitions.submit(&entity_type, command, WhenFull::Refuse).await;
+    let asker = cluster::asker(&parts.headers, request_id.trace_id());
+    let queued = shared.router.submit(&entity_type, command, WhenFull::Refuse, asker).await;
     turn.inspect(|turn| turn.is_over());
-    let answered = async { queued?.answer().await };
-    let mut response = match answered.await {
+    let handled = match queued {
+        Ok(pending) => pending.answer().await,
+        Err(error) => Handled { result: Err(error), by: None },
+    };
+    let mut response = match handled.result {
         Ok((answer, replay)) => answers::respond(&answer, replay, &shared.identity, request_id),
         Err(error) => {
             let mut response = failed(error, &entity_type, &entity_id, &command_id).respond(request_id);
@@ -95,6 +100,9 @@ pub async fn run(shared: &Shared, target: Target<'_>, parts: &Parts, body: impl 
             response
         }
     };
+    if let Some(owner) = &handled.by {
+        answers::passed_on(&mut response, &shared.node, owner);
+    }
     if target.entity_id.is_none()
         && let Ok(location) = HeaderValue::try_from(format!("/v1/entities/{entity_type}/{entity_id}"))
     {

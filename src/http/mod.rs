@@ -10,6 +10,7 @@
 mod answers;
 mod body;
 mod bulk;
+mod cluster;
 mod commands;
 mod connection;
 #[cfg(test)]
@@ -33,6 +34,7 @@ mod tests_support;
 pub use limits::raise_open_files;
 pub use operations::{HandlerError, Health, Reload, ReloadError};
 
+use crate::cluster::{Cluster, Router};
 use crate::core::LogIdentity;
 use crate::metrics;
 use crate::partition::Partitions;
@@ -72,6 +74,8 @@ pub struct Options {
 pub struct App {
     /// The queues and workers.
     pub partitions: Partitions,
+    /// The way to them, and to those of other nodes.
+    pub cluster: Cluster,
     /// Settings.
     pub options: Options,
     /// Whether the node should get requests.
@@ -87,6 +91,8 @@ pub struct App {
 /// [`App`] as all requests share it.
 struct Shared {
     partitions: Partitions,
+    cluster: Cluster,
+    router: Arc<Router>,
     options: Options,
     health: Health,
     reload: Option<Reload>,
@@ -104,10 +110,11 @@ pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output
     let node = HeaderValue::try_from(&app.options.node).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("the node's name: {error}")))?;
     raise_open_files();
     let stop = CancellationToken::new();
-    let App { partitions, options, health, reload, metrics, identity } = app;
+    let App { partitions, cluster, options, health, reload, metrics, identity } = app;
     let _upkeep = AbortOnDropHandle::new(tokio::spawn(metrics::upkeep(metrics.clone())));
     let connection_options = options.clone();
-    let shared = Arc::new(Shared { partitions, options, health, reload, metrics, identity, node, stop: stop.clone() });
+    let router = cluster.router().clone();
+    let shared = Arc::new(Shared { partitions, cluster, router, options, health, reload, metrics, identity, node, stop: stop.clone() });
     let service = move |request| {
         let shared = shared.clone();
         async move { routes::answer(&shared, request).await }

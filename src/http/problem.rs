@@ -37,6 +37,8 @@ pub enum Code {
     InvalidCommandId,
     /// A query parameter or a condition in a header cannot be used.
     InvalidQuery,
+    /// The caller may not ask this.
+    Forbidden,
     /// No such entity type.
     UnknownEntityType,
     /// The entity type has no such command.
@@ -96,6 +98,7 @@ impl Code {
             Code::InvalidEntityId => (StatusCode::BAD_REQUEST, "invalid-entity-id", "The entity id is not valid"),
             Code::InvalidCommandId => (StatusCode::BAD_REQUEST, "invalid-command-id", "The command id is not valid"),
             Code::InvalidQuery => (StatusCode::BAD_REQUEST, "invalid-query", "A parameter is not valid"),
+            Code::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "This is not allowed"),
             Code::UnknownEntityType => (StatusCode::NOT_FOUND, "unknown-entity-type", "There is no such entity type"),
             Code::UnknownCommand => (StatusCode::NOT_FOUND, "unknown-command", "There is no such command"),
             Code::EntityNotFound => (StatusCode::NOT_FOUND, "entity-not-found", "There is no such entity"),

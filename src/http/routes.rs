@@ -7,17 +7,17 @@ use super::commands::{self, Target};
 use super::limits::RequestBody;
 use super::problem::{Code, Problem};
 use super::request::{self, Media, RequestId};
-use super::{Shared, answers, bulk, operations, reads};
+use super::{Shared, answers, bulk, cluster, operations, reads};
+use crate::cluster::peer::FORWARDED;
+use crate::cluster::{heartbeat, link};
 use crate::core::{CommandId, Replay};
-use hyper::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
+use hyper::header::{CONTENT_LENGTH, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response};
 use percent_encoding::percent_decode_str;
 use std::borrow::Cow;
 use std::sync::Arc;
 use tracing::Instrument;
-
-const HANDLED_BY: HeaderName = HeaderName::from_static("quokka-handled-by");
 
 /// Where a path leads. What stands in its segments is not checked yet.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,6 +27,12 @@ enum Route<'p> {
     Ready,
     Metrics,
     Reload,
+    /// Who is in the cluster.
+    Cluster,
+    /// From another node: that it is there.
+    Heartbeat,
+    /// From another node: commands, for as long as both live.
+    Link,
     /// Many commands.
     Commands,
     /// The entities of a type.
@@ -49,6 +55,9 @@ impl<'p> Route<'p> {
                 "/metrics" => Some(Route::Metrics),
                 "/v1/admin/handlers/reload" => Some(Route::Reload),
                 "/v1/commands" => Some(Route::Commands),
+                "/v1/cluster" => Some(Route::Cluster),
+                heartbeat::PATH => Some(Route::Heartbeat),
+                link::PATH => Some(Route::Link),
                 _ => None,
             };
         };
@@ -67,8 +76,8 @@ impl<'p> Route<'p> {
     /// The methods that the path knows.
     fn allow(&self) -> &'static str {
         match self {
-            Route::Index | Route::Live | Route::Ready | Route::Metrics | Route::Entities(_) | Route::Answer(..) => "GET, HEAD",
-            Route::Reload | Route::Commands => "POST",
+            Route::Index | Route::Live | Route::Ready | Route::Metrics | Route::Cluster | Route::Entities(_) | Route::Answer(..) => "GET, HEAD",
+            Route::Reload | Route::Commands | Route::Heartbeat | Route::Link => "POST",
             Route::Entity(..) => "GET, HEAD, POST",
             Route::Command(_, _, name) if name == "events" => "GET, HEAD, POST",
             Route::Command(..) => "POST",
@@ -97,7 +106,10 @@ pub(super) async fn answer(shared: &Arc<Shared>, request: Request<impl RequestBo
     }
     tracing::debug!(method = %parts.method, path = parts.uri.path(), status = response.status().as_u16(), request_id = id, trace_id, "request");
     let headers = response.headers_mut();
-    headers.insert(HANDLED_BY, shared.node.clone());
+    headers.entry(answers::HANDLED_BY).or_insert_with(|| shared.node.clone());
+    if let Some(by) = parts.headers.get(FORWARDED) {
+        headers.insert(FORWARDED, by.clone());
+    }
     headers.insert(request::REQUEST_ID, request_id.header());
     response
 }
@@ -119,12 +131,14 @@ async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: impl RequestBody, r
                 request::check_content(&parts.headers, Media::Lines)?;
             }
             request::parameters(parts.uri.query(), [])?;
-            Ok(bulk::run(shared.clone(), body, request_id.clone()))
+            Ok(bulk::run(shared.clone(), body, request_id.clone(), &parts.headers))
         }
         (Route::Reload, &Method::POST) => {
             request::parameters(parts.uri.query(), [])?;
             operations::reload(shared).await
         }
+        (Route::Heartbeat, &Method::POST) => cluster::heartbeat(shared, &parts.headers, body).await,
+        (Route::Link, &Method::POST) => cluster::link(shared, &parts.headers, body),
         (_, &Method::GET | &Method::HEAD) => read(shared, &route, parts, request_id).await,
         _ => Err(Problem::method_not_allowed(route.allow())),
     }
@@ -139,6 +153,11 @@ async fn read(shared: &Shared, route: &Route<'_>, parts: &Parts, request_id: &Re
         Route::Live => Ok(operations::live()),
         Route::Ready => Ok(operations::ready(shared).await),
         Route::Metrics => Ok(operations::metrics(shared)),
+        Route::Cluster => {
+            request::check_accept(&parts.headers, Media::Json)?;
+            request::parameters(query, [])?;
+            cluster::status(shared)
+        }
         Route::Entities(entity_type) => reads::list(store(), &*handlers()?, entity_type, query).await,
         Route::Entity(entity_type, entity_id) => {
             let entity = reads::entity_of(&*handlers()?, entity_type, entity_id)?;
@@ -152,7 +171,7 @@ async fn read(shared: &Shared, route: &Route<'_>, parts: &Parts, request_id: &Re
             let entity = reads::entity_of(&*handlers()?, entity_type, entity_id)?;
             let command_id = CommandId::new(command_id).map_err(|error| Problem::invalid_command_id(&error))?;
             request::parameters(query, [])?;
-            match shared.partitions.look_up(&entity, &command_id).await {
+            match shared.router.look_up(&entity, &command_id, cluster::asker(&parts.headers, request_id.trace_id())).await {
                 Ok(Some(answer)) => Ok(answers::respond(&answer, Replay::Again, &shared.identity, request_id)),
                 Ok(None) => Err(Problem::new(Code::CommandNotFound, "the entity never handled a command with this id")
                     .with_entity(&entity.entity_type, &entity.entity_id)
@@ -160,7 +179,7 @@ async fn read(shared: &Shared, route: &Route<'_>, parts: &Parts, request_id: &Re
                 Err(error) => Err(commands::failed(error, &entity.entity_type, &entity.entity_id, &command_id)),
             }
         }
-        Route::Command(..) | Route::Reload | Route::Commands => Err(Problem::method_not_allowed(route.allow())),
+        Route::Command(..) | Route::Reload | Route::Commands | Route::Heartbeat | Route::Link => Err(Problem::method_not_allowed(route.allow())),
     }
 }
 
@@ -177,6 +196,9 @@ mod tests {
             ("/metrics", "Metrics", "GET, HEAD"),
             ("/v1/admin/handlers/reload", "Reload", "POST"),
             ("/v1/commands", "Commands", "POST"),
+            ("/v1/cluster", "Cluster", "GET, HEAD"),
+            ("/v1/cluster/heartbeat", "Heartbeat", "POST"),
+            ("/v1/cluster/link", "Link", "POST"),
             ("/v1/entities/account", r#"Entities("account")"#, "GET, HEAD"),
             ("/v1/entities/", r#"Entities("")"#, "GET, HEAD"),
             ("/v1/entities/account/a1", r#"Entity("account", "a1")"#, "GET, HEAD, POST"),
@@ -212,7 +234,8 @@ mod tests {
             "/v1/feed",
             "/v1/bundles",
             "/v1/views",
-            "/v1/cluster",
+            "/v1/cluster/",
+            "/v1/cluster/nodes",
         ] {
             assert_eq!(Route::find(path), None, "{path}");
         }

@@ -2,7 +2,8 @@
 
 use super::tests_support::{Memory, handlers};
 use super::{App, Health, Options, serve};
-use crate::core::{EntityType, HandlerVersion, LogIdentity};
+use crate::cluster::{self, Cluster, Topology};
+use crate::core::{EntityType, HandlerVersion, LogIdentity, Member, NodeId};
 use crate::http::{HandlerError, Reload, ReloadError};
 use crate::partition::{self, Partitions};
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -49,8 +50,11 @@ async fn start() -> Server {
         idle_timeout: 60 * second,
         grace: 10 * second,
     };
+    let own = Member { id: NodeId::trusted("node-1"), url: "http://127.0.0.1:1".into() };
+    let cluster = cluster::Options { own, heartbeat: second, forward_timeout: second };
     let app = App {
         partitions: partitions.clone(),
+        cluster: Cluster::start(cluster, Topology::Single, partitions.clone()),
         options,
         health: Health::new(store),
         reload: Some(reload()),

@@ -5,7 +5,7 @@ use crate::core::{
     CommandId, CommandName, Creates, EntityId, EntityType, Event, Failure, HandlerVersion, Json, LogIdentity, Partition, ShardCount, StoredEvent, Version, Work,
 };
 use crate::handler::{HandlerSet, Handlers, HandlersUnavailable, Ran};
-use crate::store::{AppendError, Content, Listed, Order, Store, StoreError};
+use crate::store::{AppendError, Content, Lease, Listed, Order, Store, StoreError};
 use async_trait::async_trait;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -109,6 +109,14 @@ impl Store for Memory {
     async fn barrier(&self) -> Result<(), StoreError> {
         self.barriers.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    async fn lease(&self) -> Result<Option<Lease>, StoreError> {
+        Ok(None)
+    }
+
+    async fn swap_lease(&self, _: Option<&Lease>, _: &Lease) -> Result<bool, StoreError> {
+        Ok(false)
     }
 
     async fn ready(&self) -> Result<(), StoreError> {

@@ -76,4 +76,10 @@ impl Caches {
         let key = (answer.position.partition.entity_type.clone(), answer.entity_id.clone(), answer.command_id.clone());
         self.answers.insert(key, answer.clone());
     }
+
+    /// Drops what is remembered of some entities.
+    pub fn forget(&self, is_lost: impl Fn(&EntityId) -> bool) {
+        self.states.retain(|(_, entity_id), _| !is_lost(entity_id));
+        self.answers.retain(|(_, entity_id, _), _| !is_lost(entity_id));
+    }
 }

@@ -37,7 +37,7 @@ use tokio_util::task::TaskTracker;
 use worker::Worker;
 
 /// One command as a caller sends it, its identifiers checked.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Command {
     /// Its entity.
     pub entity_id: EntityId,
@@ -54,7 +54,7 @@ pub struct Command {
 }
 
 /// What to do where the queue is full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum WhenFull {
     /// Answer [`CommandError::Overloaded`] at once.
     Refuse,
@@ -63,7 +63,7 @@ pub enum WhenFull {
 }
 
 /// Why there is no recorded answer.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum CommandError {
     /// The command did not happen, and why.
     #[error("the command failed")]
@@ -195,20 +195,32 @@ impl Partitions {
 
     /// Takes a place in the queue of the entity's partition. Commands of one entity are run in the order in which this returns.
     pub async fn submit(&self, entity_type: &EntityType, command: Command, when_full: WhenFull) -> Result<Pending, CommandError> {
-        let timeout = self.0.shared.options.timeout;
+        self.submit_within(entity_type, command, when_full, self.timeout()).await
+    }
+
+    /// As [`Partitions::submit`], for a caller who waits no longer than `timeout`.
+    pub async fn submit_within(&self, entity_type: &EntityType, command: Command, when_full: WhenFull, timeout: Duration) -> Result<Pending, CommandError> {
+        if when_full == WhenFull::Refuse {
+            return self.try_submit(entity_type, command, timeout);
+        }
         let queue = self.queue(entity_type, &command.entity_id)?;
         let (request, pending) = queue::command(command, Instant::now() + timeout, queue.holdup);
-        let sent = match when_full {
-            WhenFull::Refuse => queue.requests.try_send(request).map_err(|error| match error {
-                mpsc::error::TrySendError::Full(_) => CommandError::Overloaded { retry_after: queue::RETRY_AFTER },
-                mpsc::error::TrySendError::Closed(_) => CommandError::ShuttingDown,
-            }),
-            WhenFull::Wait => queue.requests.send_timeout(request, timeout).await.map_err(|error| match error {
-                mpsc::error::SendTimeoutError::Timeout(_) => CommandError::Overloaded { retry_after: queue::RETRY_AFTER },
-                mpsc::error::SendTimeoutError::Closed(_) => CommandError::ShuttingDown,
-            }),
-        };
-        sent?;
+        queue.requests.send_timeout(request, timeout).await.map_err(|error| match error {
+            mpsc::error::SendTimeoutError::Timeout(_) => CommandError::Overloaded { retry_after: queue::RETRY_AFTER },
+            mpsc::error::SendTimeoutError::Closed(_) => CommandError::ShuttingDown,
+        })?;
+        self.0.shared.queued.fetch_add(1, Ordering::Relaxed);
+        Ok(pending)
+    }
+
+    /// As [`Partitions::submit_within`] with [`WhenFull::Refuse`].
+    pub fn try_submit(&self, entity_type: &EntityType, command: Command, timeout: Duration) -> Result<Pending, CommandError> {
+        let queue = self.queue(entity_type, &command.entity_id)?;
+        let (request, pending) = queue::command(command, Instant::now() + timeout, queue.holdup);
+        queue.requests.try_send(request).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => CommandError::Overloaded { retry_after: queue::RETRY_AFTER },
+            mpsc::error::TrySendError::Closed(_) => CommandError::ShuttingDown,
+        })?;
         self.0.shared.queued.fetch_add(1, Ordering::Relaxed);
         Ok(pending)
     }
@@ -260,6 +272,17 @@ impl Partitions {
     /// Whether this version of the entity is known to be durable, so that a read of it needs no barrier.
     pub fn is_durable(&self, entity: &EntityKey, version: Version) -> bool {
         self.0.shared.caches.is_durable(&entity.entity_type, &entity.entity_id, version)
+    }
+
+    /// How long callers wait for an answer.
+    pub fn timeout(&self) -> Duration {
+        self.0.shared.options.timeout
+    }
+
+    /// Drops what is remembered of the entities in these shards, which others handle from now on. Nothing depends on it; it only frees memory.
+    pub fn forget(&self, is_lost: impl Fn(ShardId) -> bool) {
+        let shards = self.0.shared.store.shards();
+        self.0.shared.caches.forget(|entity_id| is_lost(shards.shard_of(entity_id)));
     }
 
     /// Commands waiting in all queues.

@@ -8,7 +8,7 @@ use crate::core::batch::{Call, Decision, HandlerFault, HandlerFaultKind, SchemaE
 use crate::core::patch::Draft;
 use crate::core::{Change, Creates, Event, HandlerVersion, LogIdentity, Outcome, ShardCount, StatePatch, StoredEvent, Work};
 use crate::handler::{HandlersUnavailable, Ran};
-use crate::store::{AppendError, Content, Listed, Order, StoreError};
+use crate::store::{AppendError, Content, Lease, Listed, Order, StoreError};
 use async_trait::async_trait;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -188,6 +188,14 @@ impl Store for FakeStore {
 
     async fn barrier(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    async fn lease(&self) -> Result<Option<Lease>, StoreError> {
+        Ok(None)
+    }
+
+    async fn swap_lease(&self, _: Option<&Lease>, _: &Lease) -> Result<bool, StoreError> {
+        Ok(false)
     }
 
     async fn ready(&self) -> Result<(), StoreError> {

@@ -6,11 +6,13 @@
 
 pub mod conformance;
 mod error;
+mod lease;
 pub mod mysql;
 mod patches;
 pub mod sqlite;
 
 pub use error::{AppendError, OpenError, StoreError};
+pub use lease::Lease;
 
 use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Version};
 use async_trait::async_trait;
@@ -139,6 +141,12 @@ pub trait Store: Send + Sync + 'static {
 
     /// Returns once everything that any read saw before the call is durable. At once where the engine shows only durable rows.
     async fn barrier(&self) -> Result<(), StoreError>;
+
+    /// The lease of the cluster's leader; none where nobody ever held it.
+    async fn lease(&self) -> Result<Option<Lease>, StoreError>;
+
+    /// Puts `next` in the place of the lease, where it still is as it was `seen`; whether it did. After an error it may have.
+    async fn swap_lease(&self, seen: Option<&Lease>, next: &Lease) -> Result<bool, StoreError>;
 
     /// Whether the database answers and takes writes.
     async fn ready(&self) -> Result<(), StoreError>;

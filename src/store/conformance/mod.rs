@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a suite of tests: its failures are panics")]
 
 pub mod keys;
+pub mod lease;
 pub mod opening;
 pub mod patches;
 pub mod reads;
@@ -60,6 +61,8 @@ macro_rules! store_conformance {
             opening::opening_twice_at_once_gives_one_log
             opening::the_number_of_shards_is_fixed
             opening::stores_are_ready_and_pass_the_barrier
+            lease::a_lease_changes_hands_only_as_it_was_seen
+            lease::of_many_who_take_a_lease_one_gets_it
         }
     };
 }

@@ -13,9 +13,10 @@ mod rows;
 mod server;
 mod statement;
 
-use super::error::{AppendError, OpenError, StoreError, mysql_append_error, mysql_read_error};
-use super::{Content, Listed, Options, Order, Store, patches};
-use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Version};
+use super::error::{AppendError, OpenError, StoreError, mysql_append_error, mysql_is_duplicate_key, mysql_read_error};
+use super::lease::{read_member, write_member};
+use super::{Content, Lease, Listed, Options, Order, Store, patches};
+use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Term, Version};
 use async_trait::async_trait;
 use barrier::Barrier;
 use combine::Combiner;
@@ -228,6 +229,25 @@ impl Store for MysqlStore {
             return Ok(());
         }
         self.barrier.pass(|slot| async move { self.read(statement::barrier(slot)).await.map(|_| ()) }).await
+    }
+
+    async fn lease(&self) -> Result<Option<Lease>, StoreError> {
+        let rows = self.pool.query(b"SELECT holder, member, term, beat FROM quokka_lease WHERE id = 1").await.map_err(read_error)?;
+        let Some(row) = rows.into_iter().next() else { return Ok(None) };
+        let mut cells = Cells::new(row);
+        let holder = cells.text_or_null("holder")?.map(|holder| holder.to_string());
+        let member = read_member(&cells.text("member")?)?;
+        Ok(Some(Lease { holder, member, term: Term(cells.number("term")?), beat: cells.number("beat")? }))
+    }
+
+    async fn swap_lease(&self, seen: Option<&Lease>, next: &Lease) -> Result<bool, StoreError> {
+        match self.pool.query(statement::swap_lease(seen, next, &write_member(&next.member)?).as_bytes()).await {
+            Ok(_) => {}
+            Err(Failure::Sent(error)) if mysql_is_duplicate_key(&error) => return Ok(false),
+            Err(failure) => return Err(read_error(failure)),
+        }
+        // Nobody else writes this holder, so what stands there now tells whether the row was still as it was seen.
+        Ok(self.lease().await?.as_ref() == Some(next))
     }
 
     async fn ready(&self) -> Result<(), StoreError> {

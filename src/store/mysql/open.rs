@@ -15,6 +15,7 @@ use mysql_async::{Opts, OptsBuilder, Row};
 const SCHEMA_VERSION: u32 = 2;
 const META: &str = include_str!("../../../schema/mysql/quokka_meta.sql");
 const BARRIER: &str = include_str!("../../../schema/mysql/quokka_barrier.sql");
+const LEASE: &str = include_str!("../../../schema/mysql/quokka_lease.sql");
 
 /// Connects and prepares the database; returns what makes its log itself.
 pub(super) async fn open(options: &Options) -> Result<(Pool, LogIdentity), OpenError> {
@@ -37,6 +38,7 @@ pub(super) async fn open(options: &Options) -> Result<(Pool, LogIdentity), OpenE
     }
     query(&pool, statement::create(META, "").as_bytes()).await?;
     query(&pool, statement::create(BARRIER, "").as_bytes()).await?;
+    query(&pool, statement::create(LEASE, "").as_bytes()).await?;
     let identity = agree(&pool, options).await?;
     Ok((pool, identity))
 }

@@ -16,7 +16,7 @@ impl Cells {
     }
 
     /// The next cell, as a text; none where it is NULL.
-    fn text_or_null(&mut self, column: &str) -> Result<Option<ByteString>, StoreError> {
+    pub(super) fn text_or_null(&mut self, column: &str) -> Result<Option<ByteString>, StoreError> {
         match self.0.next() {
             Some(Value::NULL) => Ok(None),
             Some(Value::Bytes(bytes)) => ByteString::try_from(bytes).map(Some).map_err(|_| StoreError::unreadable(column)),

@@ -4,7 +4,7 @@
 //! `sql_mode` lets a backslash escape (see `pool`).
 
 use crate::core::{CommandId, EntityId, EntityType, Event, EventOutcome, Partition, Version};
-use crate::store::{Content, Order};
+use crate::store::{Content, Lease, Order};
 use std::io::Write;
 
 /// Columns of a whole event in the order in which rows are read; `state` and `state_base` follow.
@@ -259,6 +259,18 @@ pub(super) fn barrier(slot: u16) -> Statement {
     let slot = u64::from(slot);
     let mut statement = Statement::new("INSERT INTO quokka_barrier (slot, writes) VALUES (");
     statement.number(slot).sql(", 1) ON DUPLICATE KEY UPDATE writes = writes + 1");
+    statement
+}
+
+/// Puts a lease in the place of one that was seen; where none was, enters it.
+pub(super) fn swap_lease(seen: Option<&Lease>, next: &Lease, member: &str) -> Statement {
+    let mut statement = Statement::new(if seen.is_some() { "UPDATE quokka_lease SET id = 1" } else { "INSERT INTO quokka_lease SET id = 1" });
+    statement.sql(", holder = ").text_or_null(next.holder.as_deref()).sql(", member = ").text(member);
+    statement.sql(", term = ").number(next.term.0).sql(", beat = ").number(next.beat);
+    if let Some(seen) = seen {
+        statement.sql(" WHERE id = 1 AND holder <=> ").text_or_null(seen.holder.as_deref());
+        statement.sql(" AND term = ").number(seen.term.0).sql(" AND beat = ").number(seen.beat);
+    }
     statement
 }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 /// Version 2 has the column `state_base`; [`create_events`] adds it to tables of version 1.
 const SCHEMA_VERSION: u32 = 2;
 const META: &str = include_str!("../../../schema/sqlite/quokka_meta.sql");
+const LEASE: &str = include_str!("../../../schema/sqlite/quokka_lease.sql");
 const EVENTS: &str = include_str!("../../../schema/sqlite/events.sql");
 
 /// The file that a URL names.
@@ -45,6 +46,7 @@ pub(super) fn prepare(path: &Path, shards: ShardCount, busy_timeout: Duration) -
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(unavailable)?;
     transaction.execute(META, []).map_err(unavailable)?;
+    transaction.execute(LEASE, []).map_err(unavailable)?;
     let enter = "INSERT INTO quokka_meta (id, schema_version, shards, log_secret) VALUES (1, ?1, ?2, ?3) ON CONFLICT DO NOTHING";
     let secret: [u8; 32] = rand::random();
     transaction.execute(enter, params![SCHEMA_VERSION, shards.get(), secret]).map_err(unavailable)?;

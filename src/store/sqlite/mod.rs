@@ -12,8 +12,9 @@ mod rows;
 mod writer;
 
 use super::error::{AppendError, OpenError, StoreError, sqlite_read_error};
-use super::{Content, Listed, Options, Order, Store, patches};
-use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Version};
+use super::lease::{read_member, write_member};
+use super::{Content, Lease, Listed, Options, Order, Store, patches};
+use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Term, Version};
 use async_trait::async_trait;
 use readers::Readers;
 use rows::{SELECT_STATE, SELECT_WHOLE, SELECT_WITHOUT_STATE, event, integer};
@@ -220,6 +221,35 @@ impl Store for SqliteStore {
 
     async fn barrier(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    async fn lease(&self) -> Result<Option<Lease>, StoreError> {
+        let read = |connection: &Connection| {
+            let mut statement =
+                connection.prepare_cached("SELECT holder, member, term, beat FROM quokka_lease WHERE id = 1").map_err(|error| sqlite_read_error(&error))?;
+            let row = statement.query_row([], |row| Ok((row.get(0)?, row.get::<_, String>(1)?, row.get(2)?, row.get(3)?))).optional();
+            let Some((holder, member, term, beat)) = row.map_err(|error| sqlite_read_error(&error))? else { return Ok(None) };
+            Ok(Some(Lease { holder, member: read_member(&member)?, term: Term(integer(term, "term")?), beat: integer(beat, "beat")? }))
+        };
+        self.readers.read(read).await
+    }
+
+    async fn swap_lease(&self, seen: Option<&Lease>, next: &Lease) -> Result<bool, StoreError> {
+        const ENTER: &str = "INSERT INTO quokka_lease (id, holder, member, term, beat) VALUES (1, ?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING";
+        const CHANGE: &str = "UPDATE quokka_lease SET holder = ?1, member = ?2, term = ?3, beat = ?4 WHERE id = 1 AND holder IS ?5 AND term = ?6 AND beat = ?7";
+        let (path, busy_timeout) = (self.path.clone(), self.statement_timeout / 2);
+        let (seen, next, member) = (seen.cloned(), next.clone(), write_member(&next.member)?);
+        let swapping = tokio::task::spawn_blocking(move || {
+            let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+            let connection = connection::open(&path, busy_timeout)?;
+            let (term, beat) = (signed(next.term.0), signed(next.beat));
+            match seen {
+                None => connection.execute(ENTER, params![next.holder, member, term, beat]),
+                Some(seen) => connection.execute(CHANGE, params![next.holder, member, term, beat, seen.holder, signed(seen.term.0), signed(seen.beat)]),
+            }
+        });
+        let changed = swapping.await.map_err(|error| StoreError::Unavailable(error.to_string()))?;
+        Ok(changed.map_err(|error| sqlite_read_error(&error))? == 1)
     }
 
     async fn ready(&self) -> Result<(), StoreError> {
