@@ -39,6 +39,9 @@ pub enum Command {
     /// Send load to a running server, measure it, and check that it kept its word
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),
+    /// Show the nodes of a cluster, as one of them sees it
+    #[command(after_help = CLUSTER_EXAMPLES)]
+    Cluster(ClusterArgs),
 }
 
 const SERVE_EXAMPLES: &str = "\
@@ -72,6 +75,25 @@ Examples:
   quokka bench --entities 1 --connections 256   all load on one entity
   quokka bench --bulk --duration 30s --json     streamed, with the figures as one line of JSON
   quokka bench --type red_packet --command create --request '{\"amount\":100,\"count\":10}' --entities 1000000";
+
+const CLUSTER_EXAMPLES: &str = "\
+Each node tells what it knows: the map that it follows, its number (the epoch) and its age, and when the leader last heard each node. A map that
+grows old means that there is no leader to confirm it; requests are served all the same.
+
+Examples:
+  quokka cluster
+  quokka cluster --url http://10.0.0.2:9865 --json";
+
+/// Which node to ask.
+#[derive(Debug, Clone, Args)]
+pub struct ClusterArgs {
+    /// The node
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9865")]
+    pub url: String,
+    /// Print what the node answers as one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// Where settings come from.
 #[derive(Debug, Clone, Default, Args)]

@@ -1,12 +1,18 @@
 //! The `quokka` program: arguments, configuration, log, and which function to call.
 
+use anyhow::Context;
 use clap::Parser;
-use quokka::cli::{BenchArgs, Cli, Command, Settings};
+use quokka::cli::{BenchArgs, Cli, ClusterArgs, Command, Settings};
+use quokka::cluster::{self, Status};
 use quokka::config::{self, Config};
 use quokka::handler::js;
 use quokka::{bench, logging, server};
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long a node is given to answer a question about its cluster.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == js::SUBCOMMAND) {
@@ -17,6 +23,7 @@ fn main() -> ExitCode {
         Command::Check(settings) => check(&settings),
         Command::Config(settings) => print_config(&settings),
         Command::Bench(args) => run_bench(&args),
+        Command::Cluster(args) => show_cluster(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -58,6 +65,12 @@ fn run_bench(args: &BenchArgs) -> anyhow::Result<()> {
         Some(failure) => anyhow::bail!(failure),
         None => Ok(()),
     }
+}
+
+fn show_cluster(args: &ClusterArgs) -> anyhow::Result<()> {
+    let asked = async { tokio::time::timeout(ANSWER_WITHIN, cluster::peer::get::<Status>(&args.url, "/v1/cluster")).await };
+    let status = runtime()?.block_on(asked).context("the node gave no answer in time")?.with_context(|| format!("cannot ask {}", args.url))?;
+    print(if args.json { serde_json::to_string(&status)? } else { status.to_string() }.trim_end())
 }
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {

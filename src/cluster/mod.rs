@@ -17,9 +17,11 @@ pub mod link;
 pub mod member;
 pub mod peer;
 pub mod router;
+mod status;
 
 pub use heartbeat::{Heartbeat, NodeStatus, Refusal, Reply};
 pub use router::{Asker, Pending, Router};
+pub use status::{NodeEntry, Status};
 
 use crate::core::{Member, NodeId, ShardMap};
 use crate::metrics::{ClusterMetrics, ForwardMetrics};
@@ -32,7 +34,6 @@ use leader::Times;
 use link::client::Shared;
 use member::{Membership, View};
 use peer::Peer;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -81,36 +82,6 @@ struct Inner {
     closing: CancellationToken,
     /// Whether there is an election, and so a leader to be heard by.
     is_elected: bool,
-}
-
-/// `GET /v1/cluster`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Status {
-    /// The node that answers.
-    pub node: NodeId,
-    /// Who leads, as far as the node knows.
-    pub leader: Option<NodeId>,
-    /// The number of the map that the node follows.
-    pub epoch: u64,
-    /// Milliseconds since a leader last confirmed the map; none where none ever did, 0 where there is nothing to confirm.
-    pub map_age_ms: Option<u64>,
-    /// All nodes.
-    pub nodes: Vec<NodeEntry>,
-    /// The owner of each shard; none where every node handles it itself.
-    pub shards: Vec<Option<NodeId>>,
-}
-
-/// A node in [`Status`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct NodeEntry {
-    /// Its name.
-    pub id: NodeId,
-    /// Where it takes requests.
-    pub url: String,
-    /// How many shards it owns.
-    pub shards: usize,
-    /// Milliseconds since the leader heard it; none where nobody listens, or where it was never heard.
-    pub last_heartbeat_ms: Option<u64>,
 }
 
 impl Cluster {
