@@ -21,6 +21,7 @@ use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -356,9 +357,7 @@ impl Talk<'_> {
         let written = match &mut passed {
             Passed::Command { ask, .. } => {
                 ask.number = number;
-                // Copied into the message: the original stays for the case that it comes back.
-                let message = ToOwner::Command(ask.clone());
-                write(&mut self.outgoing, &message)
+                write(&mut self.outgoing, &ToOwner::Command(Cow::Borrowed(ask)))
             }
             Passed::LookUp { entity, command_id, deadline, .. } => {
                 let EntityKey { entity_type, entity_id } = entity.clone();

@@ -14,11 +14,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 /// Answers are sent when they are this many bytes, even where more are ready.
 const CHUNK_BYTES: usize = 64 << 10;
+/// After how much silence the other end, which asks several times a second whether this one is there, counts as gone.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// How often a full queue is tried again.
 const RETRY: Duration = Duration::from_millis(2);
 
@@ -32,7 +34,7 @@ pub async fn serve(
 ) {
     let mut owner = Owner { partitions, running: FuturesUnordered::new(), waiting: HashMap::new(), out: BytesMut::new() };
     let mut reader = Reader::default();
-    let mut is_leaving = false;
+    let (mut is_leaving, mut heard) = (false, Instant::now());
     let mut retries = tokio::time::interval(RETRY);
     retries.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -40,11 +42,12 @@ pub async fn serve(
             return;
         }
         tokio::select! {
-            chunk = chunks.recv() => {
-                let Some(chunk) = chunk else { return };
+            chunk = tokio::time::timeout_at(heard + SILENCE_MAX, chunks.recv()) => {
+                let Ok(Some(chunk)) = chunk else { return };
+                heard = Instant::now();
                 reader.take(&chunk);
                 loop {
-                    match reader.next::<ToOwner>() {
+                    match reader.next() {
                         Ok(Some(message)) => owner.take(message),
                         Ok(None) => break,
                         Err(error) => {
@@ -88,17 +91,18 @@ impl Owner {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    fn take(&mut self, message: ToOwner) {
+    fn take(&mut self, message: ToOwner<'_>) {
         match message {
             ToOwner::Command(ask) => {
+                let ask = ask.into_owned();
                 let shard = self.partitions.store().shards().shard_of(&ask.command.entity_id);
                 let partition = Partition { entity_type: ask.entity_type.clone(), shard };
                 match self.waiting.get_mut(&partition) {
                     // Behind those that wait already.
-                    Some(waiting) if ask.when_full == WhenFull::Wait => waiting.push_back(*ask),
+                    Some(waiting) if ask.when_full == WhenFull::Wait => waiting.push_back(ask),
                     Some(_) => self.fail(ask.number, CommandError::Overloaded { retry_after: Duration::from_secs(1) }),
                     None => {
-                        if let Some(ask) = self.submit(*ask) {
+                        if let Some(ask) = self.submit(ask) {
                             self.waiting.entry(partition).or_default().push_back(ask);
                         }
                     }

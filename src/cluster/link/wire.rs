@@ -5,6 +5,7 @@ use crate::partition::{Command, CommandError, WhenFull};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::borrow::Cow;
 use std::time::Duration;
 
 /// The longest message: more than any request or answer that the limits of the configuration allow.
@@ -13,9 +14,9 @@ const LENGTH: usize = size_of::<u32>();
 
 /// To the owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
-pub enum ToOwner {
+pub enum ToOwner<'a> {
     /// Run this.
-    Command(Box<Ask>),
+    Command(Cow<'a, Ask>),
     /// What was this command answered?
     LookUp {
         /// Names the question.
@@ -140,7 +141,7 @@ mod tests {
             let mut found = Vec::new();
             for chunk in sent.chunks(size) {
                 reader.take(&Bytes::copy_from_slice(chunk));
-                while let Some(message) = reader.next::<ToOwner>().unwrap() {
+                while let Some(message) = reader.next::<ToOwner<'_>>().unwrap() {
                     found.push(message);
                 }
             }
@@ -152,9 +153,9 @@ mod tests {
     fn what_is_no_message_is_refused() {
         let mut reader = Reader::default();
         reader.take(&Bytes::from_static(b"GET / HTTP/1.1\r\n"));
-        assert!(reader.next::<ToOwner>().is_err());
+        assert!(reader.next::<ToOwner<'_>>().is_err());
         let mut reader = Reader::default();
         reader.take(&Bytes::from_static(&[0, 0, 0, 1, 99]));
-        assert!(reader.next::<ToOwner>().is_err());
+        assert!(reader.next::<ToOwner<'_>>().is_err());
     }
 }
