@@ -2,7 +2,7 @@
 //!
 //! No clock, no network: callers tell what came and what time it is. A new leader knows nothing; it listens for a while, takes over the newest map
 //! that a node reports, and only then deals anew, so that a change of leader by itself moves no shard. Nodes that fall silent, are leaving
-//! or cannot reach the database lose their shards; where no node is fit, the map stays as it is.
+//! or cannot reach the database lose their shards; where no node is fit, the map stays as it is. To be asked to judge several times in `silence_max`.
 
 use super::heartbeat::{Heartbeat, NodeStatus, Refusal};
 use crate::core::{Epoch, NodeId, ShardCount, ShardMap, Term};
@@ -38,12 +38,14 @@ pub struct Leader {
     nodes: BTreeMap<NodeId, Known>,
     /// Until when it only listens.
     gathers_until: Option<Instant>,
+    /// When it judged last.
+    judged: Instant,
 }
 
 impl Leader {
     /// Takes office with the map that the node itself follows.
     pub fn new(term: Term, map: Arc<ShardMap>, times: Times, now: Instant) -> Leader {
-        Leader { term, times, map, nodes: BTreeMap::new(), gathers_until: Some(now + times.gather) }
+        Leader { term, times, map, nodes: BTreeMap::new(), gathers_until: Some(now + times.gather), judged: now }
     }
 
     /// The term of office.
@@ -91,6 +93,11 @@ impl Leader {
 
     /// Deals the shards anew where the nodes have changed. To be called now and then, also when nothing came.
     pub fn judge(&mut self, now: Instant) {
+        if now - self.judged > self.times.silence_max / 2 {
+            // This process stood still: it was deaf, and the others need not have been silent.
+            self.nodes.values_mut().for_each(|known| known.heard = now);
+        }
+        self.judged = now;
         self.nodes.retain(|_, known| now - known.heard < self.times.silence_max);
         if let Some(until) = self.gathers_until {
             let are_all_here = !self.map.members.is_empty() && self.map.members.iter().all(|member| self.nodes.contains_key(&member.id));
@@ -184,6 +191,25 @@ mod tests {
         assert_eq!(**leader.map(), map);
         leader.judge(start + TIMES.gather);
         assert_eq!(**leader.map(), map);
+    }
+
+    #[test]
+    fn a_leader_that_stood_still_does_not_hold_it_against_the_others() {
+        let start = Instant::now();
+        let mut leader = new(1, start);
+        for name in ["a", "b", "c"] {
+            let map = leader.map().clone();
+            leader.hear(&beat(name, &map), start).unwrap();
+        }
+        leader.judge(start + TIMES.gather);
+        let map = leader.map().clone();
+        leader.judge(start + 10 * TIMES.silence_max);
+        assert_eq!(leader.map(), &map);
+        // From then on, silence counts again.
+        for quarter in 0..=4 {
+            leader.hear(&beat("a", &map), start + 10 * TIMES.silence_max + quarter * TIMES.silence_max / 4).unwrap();
+        }
+        assert_eq!(owners(leader.map()), "aaaaaa");
     }
 
     #[test]

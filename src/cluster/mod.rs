@@ -44,7 +44,7 @@ use tokio_util::task::TaskTracker;
 /// After how many heartbeats without one a node counts as gone.
 pub const HEARTBEATS_MISSED_MAX: u32 = 4;
 /// For how many heartbeats a new leader only listens.
-const HEARTBEATS_GATHERED: u32 = 2;
+const HEARTBEATS_GATHERED: u32 = 1;
 /// How long the leader is given to hear that this node leaves.
 pub const FAREWELL: Duration = Duration::from_secs(1);
 

@@ -109,7 +109,7 @@ impl Election for DatabaseElection {
                     }
                 }
             }
-            if stop.run_until_cancelled(tokio::time::sleep(self.ttl / 5)).await.is_none() {
+            if stop.run_until_cancelled(tokio::time::sleep(self.ttl / 8)).await.is_none() {
                 break;
             }
         }
