@@ -80,7 +80,7 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("cluster.advertise", Text(is_node_url, "an http URL such as http://10.0.0.1:9865")),
     ("cluster.topology", Word(&["single", "static", "elected"])),
     ("cluster.election", Word(&["database", "etcd"])),
-    ("cluster.etcd", Texts(is_http_url, "a list of URLs such as [\"http://10.0.0.1:2379\"]")),
+    ("cluster.etcd", Texts(is_node_url, "a list of http URLs such as [\"http://10.0.0.1:2379\"]")),
     ("cluster.etcd_user", Text(is_given, "a name")),
     ("cluster.etcd_password", Text(is_given, "a text")),
     ("cluster.etcd_password_file", Text(is_given, "the path of a readable file")),
@@ -147,10 +147,6 @@ fn is_node_name(text: &str) -> bool {
 
 fn is_node_url(text: &str) -> bool {
     crate::cluster::peer::is_node_url(text)
-}
-
-fn is_http_url(text: &str) -> bool {
-    url::Url::parse(text).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
 }
 
 fn is_log_level(text: &str) -> bool {

@@ -110,7 +110,7 @@ fn what_is_wrong_is_named_with_its_source_and_what_is_allowed() {
         ("[cluster]\nnode = \"a b\"", "cluster.node (from FILE): is \"a b\"; allowed: 1 to 64 letters, digits, '.', '_' and '-'"),
         ("[cluster]\ntopology = \"ring\"", "cluster.topology (from FILE): is \"ring\"; allowed: \"single\" or \"static\" or \"elected\""),
         ("[cluster]\nadvertise = \"node-1:9865\"", "cluster.advertise (from FILE): is \"node-1:9865\"; allowed: an http URL such as"),
-        ("[cluster]\netcd = [\"a:2379\"]", "cluster.etcd (from FILE): is [\"a:2379\"]; allowed: a list of URLs such as"),
+        ("[cluster]\netcd = [\"a:2379\"]", "cluster.etcd (from FILE): is [\"a:2379\"]; allowed: a list of http URLs such as"),
         ("[cluster]\nnodes = [{ id = \"a\", url = \"http://a\" }, { id = \"a\", url = \"http://b\" }]", "cluster.nodes (from FILE): is [{"),
         ("[cluster]\nnodes = [{ id = \"a\", url = \"http://a\", port = 1 }]", "cluster.nodes (from FILE): is [{"),
         ("[cluster]\ntopology = \"static\"", "cluster.nodes (from all layers together): is empty, and cluster.topology is \"static\": name all nodes"),
@@ -245,7 +245,7 @@ fn lists_can_be_given_in_the_environment() {
     let expected = Ok(vec!["http://a:2379".to_owned(), "http://b:2379".to_owned()]);
     assert_eq!(urls("http://a:2379, http://b:2379"), expected);
     assert_eq!(urls("[\"http://a:2379\", \"http://b:2379\"]"), expected);
-    assert!(urls("[oops").unwrap_err()[0].contains("allowed: a list of URLs"));
+    assert!(urls("[oops").unwrap_err()[0].contains("allowed: a list of http URLs"));
     let nodes = from_environment("QUOKKA_CLUSTER__NODES", "[{ id = \"a\", url = \"http://a:1\" }]").unwrap().cluster.nodes;
     assert_eq!(nodes, [Node { id: "a".into(), url: "http://a:1".into() }]);
 }
