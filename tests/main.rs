@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod cluster;
 mod e2e;
 mod handler;
 mod http;

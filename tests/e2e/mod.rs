@@ -4,7 +4,7 @@ mod bulk;
 mod commands;
 mod crash;
 mod hang_up;
-mod load;
+pub mod load;
 mod lost_answers;
 mod operations;
 mod two_servers;
