@@ -1,6 +1,8 @@
 //! What tests stand on: real database servers, a proxy that breaks connections to them, and quokka itself as a process.
 
 pub mod cluster;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod place;
 pub mod proxy;
 pub mod quokka;
