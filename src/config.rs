@@ -87,6 +87,8 @@ pub struct Commands {
     pub batch_rows_max: usize,
     /// The most bytes of rows in one batch.
     pub batch_bytes_max: Size,
+    /// The most commands in one bundle.
+    pub bundle_max: usize,
     /// The most bytes of states and answers kept in memory.
     pub cache_max: Size,
 }
@@ -237,6 +239,7 @@ impl Default for Config {
                 queue_max: 10_000,
                 batch_rows_max: 1000,
                 batch_bytes_max: Size::mebibytes(8),
+                bundle_max: 1000,
                 cache_max: Size::mebibytes(128),
             },
             handlers: Handlers { time_limit: Duration::from_millis(100), memory_limit: Size::megabytes(64), processes: cores() },

@@ -280,6 +280,7 @@ fn http_options(config: &Config) -> http::Options {
         node: config.cluster.node.clone(),
         body_max: limits.body_max.as_usize(),
         bulk_line_max: limits.body_max.as_usize(),
+        bundle_max: config.commands.bundle_max,
         header_timeout: limits.header_timeout,
         header_bytes_max: limits.header_bytes_max.as_usize(),
         body_timeout: limits.body_timeout,

@@ -65,6 +65,7 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("commands.queue_max", Count(1, 1_000_000)),
     ("commands.batch_rows_max", Count(1, 10_000)),
     ("commands.batch_bytes_max", Bytes(Size::kibibytes(64), Size::mebibytes(8))),
+    ("commands.bundle_max", Count(1, 10_000)),
     ("commands.cache_max", Bytes(Size::kibibytes(0), Size::gibibytes(1024))),
     ("handlers.time_limit", Time(ms(1), s(60))),
     ("handlers.memory_limit", Bytes(Size::megabytes(4), Size::gibibytes(4))),

@@ -73,6 +73,11 @@ impl Position {
         token
     }
 
+    /// The token of several events that were committed together: that of the last one.
+    pub fn token_of_all(positions: &[&Position], log: &LogIdentity) -> String {
+        positions.last().map_or_else(String::new, |position| position.token(log))
+    }
+
     /// Reads a token that this log gave out.
     pub fn read(token: &str, log: &LogIdentity) -> Result<Position, TokenError> {
         Position::parse(token, log).ok_or(TokenError)

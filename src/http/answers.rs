@@ -56,13 +56,19 @@ pub fn respond(answer: &Answer, replay: Replay, identity: &LogIdentity, request_
     headers.insert(ETAG, etag(answer.version));
     let (name, value) = idempotency_key(&answer.command_id);
     headers.insert(name, value);
+    mark(&mut response, replay);
+    response
+}
+
+/// Says of a replay that it is one.
+pub fn mark(response: &mut Response<Body>, replay: Replay) {
+    let headers = response.headers_mut();
     if replay != Replay::First {
         headers.insert(REPLAYED, HeaderValue::from_static("true"));
     }
     if replay == Replay::Mismatch {
         headers.insert(MISMATCH, HeaderValue::from_static("true"));
     }
-    response
 }
 
 /// Appends the answer as one line of an answer to many commands, newline included.
@@ -81,7 +87,8 @@ pub fn write_line(out: &mut String, answer: &Answer, replay: Replay, identity: &
     });
 }
 
-fn write_members(out: &mut String, answer: &Answer, identity: &LogIdentity) {
+/// Appends the members of an accepted command's answer.
+pub fn write_members(out: &mut String, answer: &Answer, identity: &LogIdentity) {
     out.push_str("\"entity_type\":");
     write_string(out, answer.position.partition.entity_type.as_str());
     out.push_str(",\"entity_id\":");

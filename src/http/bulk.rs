@@ -16,7 +16,7 @@ use super::request::RequestId;
 use super::{Shared, answers, cluster};
 use crate::cluster::{Asker, Pending};
 use crate::core::{CommandId, EntityId, EntityType, Json, Precondition, Version};
-use crate::partition::WhenFull;
+use crate::partition::{Command, WhenFull};
 use bytes::{Buf, Bytes};
 use futures_util::future::poll_immediate;
 use http_body_util::BodyExt;
@@ -132,17 +132,10 @@ impl Reader<'_> {
         if self.shared.stop.is_cancelled() {
             return Slot::Failed(Problem::shutting_down());
         }
-        let prepared = parse_line(line).and_then(|line| {
-            let target = Target { entity_type: &line.entity_type, entity_id: line.entity_id.as_deref(), command: &line.command };
-            let precondition = line.if_version.map(Precondition::Version);
-            let (entity_type, command) = commands::prepare(&self.shared.partitions.handlers(), &self.shared.identity, target, line.command_id, precondition)?;
-            Ok((entity_type, line.request, command))
-        });
-        let (entity_type, request, mut command) = match prepared {
+        let (entity_type, command) = match parse_line(line).and_then(|line| line.prepare(self.shared)) {
             Ok(prepared) => prepared,
             Err(problem) => return Slot::Failed(problem),
         };
-        command.request = request;
         let (entity_id, command_id) = (command.entity_id.clone(), command.command_id.clone());
         match self.shared.router.submit(&entity_type, command, WhenFull::Wait, self.asker).await {
             Ok(pending) => Slot::Waiting(Box::new(Waiting { pending, entity_type, entity_id, command_id, _bytes: bytes })),
@@ -280,15 +273,31 @@ impl Lines {
     }
 }
 
-/// One line, taken apart.
+/// One command among several, taken apart.
 #[derive(Debug, PartialEq)]
-struct Line {
-    entity_type: String,
-    entity_id: Option<String>,
-    command: String,
-    command_id: Option<CommandId>,
-    request: Json,
-    if_version: Option<Version>,
+pub struct Line {
+    /// The entity's type.
+    pub entity_type: String,
+    /// The entity; none where the server is to make an id.
+    pub entity_id: Option<String>,
+    /// The command's name.
+    pub command: String,
+    /// Its id; none where the server is to make one.
+    pub command_id: Option<CommandId>,
+    /// The request.
+    pub request: Json,
+    /// The version that the entity must have.
+    pub if_version: Option<Version>,
+}
+
+impl Line {
+    /// Checks the command against the handlers in force, and makes the ids that were left out.
+    pub fn prepare(self, shared: &Shared) -> Result<(EntityType, Command), Problem> {
+        let target = Target { entity_type: &self.entity_type, entity_id: self.entity_id.as_deref(), command: &self.command };
+        let precondition = self.if_version.map(Precondition::Version);
+        let (entity_type, command) = commands::prepare(&shared.partitions.handlers(), &shared.identity, target, self.command_id, precondition)?;
+        Ok((entity_type, Command { request: self.request, ..command }))
+    }
 }
 
 /// The members of a line.
@@ -306,15 +315,20 @@ struct Members<'a> {
 
 fn parse_line(line: &[u8]) -> Result<Line, Problem> {
     let line = Json::canonical(line).map_err(|error| Problem::malformed_json(&error))?;
+    parse_command(line.as_str())
+}
+
+/// A command among several, from its canonical text.
+pub fn parse_command(text: &str) -> Result<Line, Problem> {
     // An array would pass for the members in their order.
-    if !line.as_str().starts_with('{') {
-        return Err(Problem::new(Code::InvalidRequest, "the line is no JSON object"));
+    if !text.starts_with('{') {
+        return Err(Problem::new(Code::InvalidRequest, "the command is no JSON object"));
     }
-    let members: Members<'_> = serde_json::from_str(line.as_str()).map_err(|error| {
+    let members: Members<'_> = serde_json::from_str(text).map_err(|error| {
         // The position is one in the canonical text, which the caller never saw.
         let text = error.to_string();
         let reason = text.split(" at line ").next().unwrap_or_default();
-        Problem::new(Code::InvalidRequest, format!("the line is no command: {reason}"))
+        Problem::new(Code::InvalidRequest, format!("this is no command: {reason}"))
     })?;
     Ok(Line {
         entity_type: members.entity_type,

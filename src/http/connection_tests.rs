@@ -21,6 +21,7 @@ fn options() -> Options {
         node: "n1".into(),
         body_max: 1000,
         bulk_line_max: 1000,
+        bundle_max: 1000,
         header_timeout: Duration::from_secs(60),
         header_bytes_max: 8192,
         body_timeout: Duration::from_secs(60),

@@ -10,6 +10,7 @@
 mod answers;
 mod body;
 mod bulk;
+mod bundles;
 mod cluster;
 mod commands;
 mod connection;
@@ -56,6 +57,8 @@ pub struct Options {
     pub body_max: usize,
     /// The most bytes of one line among many commands.
     pub bulk_line_max: usize,
+    /// The most commands of one bundle.
+    pub bundle_max: usize,
     /// How long a request's head may take from its first byte.
     pub header_timeout: Duration,
     /// The most bytes of a request's head; at least 8 KiB.

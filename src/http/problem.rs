@@ -7,7 +7,7 @@ use super::body::{self, Body};
 use super::request::RequestId;
 use crate::core::batch::{HandlerFaultKind, SchemaError};
 use crate::core::json::write_string;
-use crate::core::{Answer, CommandId, EntityId, EntityType, Failure, IdError, JsonError, LogIdentity, Version};
+use crate::core::{Answer, CommandId, EntityId, EntityType, Failure, IdError, Json, JsonError, LogIdentity, Version};
 use crate::partition::CommandError;
 use crate::store::StoreError;
 use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -69,6 +69,8 @@ pub enum Code {
     Rejected,
     /// The command id was used for something else.
     CommandIdReused,
+    /// A command of a bundle is refused, and so all of it.
+    BundleRejected,
     /// Handlers that were to be loaded have faults.
     InvalidHandlers,
     /// The handler broke.
@@ -114,6 +116,7 @@ impl Code {
             Code::RequestTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "request-too-large", "The request is too large"),
             Code::Rejected => (StatusCode::UNPROCESSABLE_ENTITY, "rejected", "The command was rejected"),
             Code::CommandIdReused => (StatusCode::UNPROCESSABLE_ENTITY, "command-id-reused", "The command id was used for something else"),
+            Code::BundleRejected => (StatusCode::UNPROCESSABLE_ENTITY, "bundle-rejected", "A command of the bundle was refused"),
             Code::InvalidHandlers => (StatusCode::UNPROCESSABLE_ENTITY, "invalid-handlers", "The handlers have faults"),
             Code::HandlerFailed => (StatusCode::INTERNAL_SERVER_ERROR, "handler-failed", "The handler failed"),
             Code::StateInvalid => (StatusCode::INTERNAL_SERVER_ERROR, "state-invalid", "The new state is not valid"),
@@ -282,17 +285,27 @@ impl Problem {
 
     /// A recorded rejection: the same bytes at every replay.
     pub fn rejected(answer: &Answer, identity: &LogIdentity) -> Problem {
-        #[derive(serde::Deserialize)]
-        struct Rejection {
-            message: String,
-        }
-        let message = answer.response.parse::<Rejection>().map(|rejection| Cow::Owned(rejection.message));
-        Problem::new(Code::Rejected, message.unwrap_or(Cow::Borrowed("the handler refused the command")))
+        Problem::new(Code::Rejected, rejection_message(&answer.response))
             .with_entity(&answer.position.partition.entity_type, &answer.entity_id)
             .with_number("version", answer.version)
             .with_command(&answer.command_id)
             .with_json("rejection", answer.response.as_str())
             .with_text("token", &answer.position.token(identity))
+    }
+
+    /// A rejection that is not recorded.
+    pub fn rejection(rejection: &Json) -> Problem {
+        Problem::new(Code::Rejected, rejection_message(rejection)).with_json("rejection", rejection.as_str())
+    }
+
+    /// The problem of a bundle, where this one is the problem of one of its commands. A server error is logged here.
+    pub fn in_bundle(self, index: usize, request_id: &RequestId) -> Problem {
+        self.log(request_id);
+        let mut inner = String::from("{");
+        self.write_members(&mut inner, request_id, StatusPlace::AfterTitle);
+        inner.push('}');
+        let detail = format!("command {index} was refused, so nothing of the bundle happened");
+        Problem::new(Code::BundleRejected, detail).with_number("index", index as u64).with_json("problem", &inner)
     }
 
     /// A command without a recorded answer. The caller adds entity and command.
@@ -459,6 +472,15 @@ pub fn too_many_connections() -> String {
         status.canonical_reason().unwrap_or_default(),
         content.len()
     )
+}
+
+/// What a rejection says.
+fn rejection_message(rejection: &Json) -> Cow<'static, str> {
+    #[derive(serde::Deserialize)]
+    struct Rejection {
+        message: String,
+    }
+    rejection.parse::<Rejection>().map_or(Cow::Borrowed("the handler refused the command"), |rejection| Cow::Owned(rejection.message))
 }
 
 /// Rounded up, and never 0.

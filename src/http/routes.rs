@@ -7,7 +7,7 @@ use super::commands::{self, Target};
 use super::limits::RequestBody;
 use super::problem::{Code, Problem};
 use super::request::{self, Media, RequestId};
-use super::{Shared, answers, bulk, cluster, operations, reads};
+use super::{Shared, answers, bulk, bundles, cluster, operations, reads};
 use crate::cluster::peer::FORWARDED;
 use crate::cluster::{heartbeat, link};
 use crate::core::{CommandId, Replay};
@@ -35,6 +35,8 @@ enum Route<'p> {
     Link,
     /// Many commands.
     Commands,
+    /// Several commands that happen together.
+    Bundles,
     /// The entities of a type.
     Entities(Cow<'p, str>),
     /// With GET an entity of a type; with POST a command for a new one.
@@ -55,6 +57,7 @@ impl<'p> Route<'p> {
                 "/metrics" => Some(Route::Metrics),
                 "/v1/admin/handlers/reload" => Some(Route::Reload),
                 "/v1/commands" => Some(Route::Commands),
+                "/v1/bundles" => Some(Route::Bundles),
                 "/v1/cluster" => Some(Route::Cluster),
                 heartbeat::PATH => Some(Route::Heartbeat),
                 link::PATH => Some(Route::Link),
@@ -77,7 +80,7 @@ impl<'p> Route<'p> {
     fn allow(&self) -> &'static str {
         match self {
             Route::Index | Route::Live | Route::Ready | Route::Metrics | Route::Cluster | Route::Entities(_) | Route::Answer(..) => "GET, HEAD",
-            Route::Reload | Route::Commands | Route::Heartbeat | Route::Link => "POST",
+            Route::Reload | Route::Commands | Route::Bundles | Route::Heartbeat | Route::Link => "POST",
             Route::Entity(..) => "GET, HEAD, POST",
             Route::Command(_, _, name) if name == "events" => "GET, HEAD, POST",
             Route::Command(..) => "POST",
@@ -137,6 +140,7 @@ async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: impl RequestBody, r
             request::parameters(parts.uri.query(), [])?;
             operations::reload(shared).await
         }
+        (Route::Bundles, &Method::POST) => bundles::run(shared, parts, body, request_id).await,
         (Route::Heartbeat, &Method::POST) => cluster::heartbeat(shared, &parts.headers, body).await,
         (Route::Link, &Method::POST) => cluster::link(shared, &parts.headers, body),
         (_, &Method::GET | &Method::HEAD) => read(shared, &route, parts, request_id).await,
@@ -179,7 +183,9 @@ async fn read(shared: &Shared, route: &Route<'_>, parts: &Parts, request_id: &Re
                 Err(error) => Err(commands::failed(error, &entity.entity_type, &entity.entity_id, &command_id)),
             }
         }
-        Route::Command(..) | Route::Reload | Route::Commands | Route::Heartbeat | Route::Link => Err(Problem::method_not_allowed(route.allow())),
+        Route::Command(..) | Route::Reload | Route::Commands | Route::Bundles | Route::Heartbeat | Route::Link => {
+            Err(Problem::method_not_allowed(route.allow()))
+        }
     }
 }
 
@@ -196,6 +202,7 @@ mod tests {
             ("/metrics", "Metrics", "GET, HEAD"),
             ("/v1/admin/handlers/reload", "Reload", "POST"),
             ("/v1/commands", "Commands", "POST"),
+            ("/v1/bundles", "Bundles", "POST"),
             ("/v1/cluster", "Cluster", "GET, HEAD"),
             ("/v1/cluster/heartbeat", "Heartbeat", "POST"),
             ("/v1/cluster/link", "Link", "POST"),
@@ -232,7 +239,6 @@ mod tests {
             "/metrics/",
             "/V1/commands",
             "/v1/feed",
-            "/v1/bundles",
             "/v1/views",
             "/v1/cluster/",
             "/v1/cluster/nodes",

@@ -43,6 +43,7 @@ async fn start() -> Server {
         node: "n1".into(),
         body_max: 10_000,
         bulk_line_max: 1000,
+        bundle_max: 1000,
         header_timeout: 60 * second,
         header_bytes_max: 16_384,
         body_timeout: 60 * second,

@@ -61,6 +61,13 @@ impl Store for Memory {
         Ok(())
     }
 
+    async fn append_all(&self, appends: &[(Partition, Vec<Event>)]) -> Result<(), AppendError> {
+        match appends {
+            [(partition, events)] => self.append(partition, events).await,
+            _ => Err(AppendError::Refused("there is one partition here".into())),
+        }
+    }
+
     async fn newest(&self, _: &EntityType, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, StoreError> {
         Ok(ids.iter().map(|id| self.of(id).pop()).collect())
     }

@@ -8,6 +8,7 @@
 //! [`CommandError::OutcomeUnknown`]. A caller who goes away changes nothing for anybody else.
 
 mod batch;
+mod bundle;
 mod cache;
 mod commit;
 mod metrics;
@@ -17,6 +18,7 @@ mod run;
 mod simulation;
 mod worker;
 
+pub use bundle::{BundleError, BundleResult, Bundled, Refusal};
 pub use queue::Pending;
 
 use crate::core::{Answer, CommandId, CommandName, EntityId, EntityType, Failure, Json, Partition, Precondition, Replay, ShardId, Version};
@@ -30,7 +32,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -150,6 +152,14 @@ struct TypeQueues {
 struct Queue {
     requests: mpsc::Sender<Request>,
     holdup: Arc<Holdup>,
+    turn: Arc<Mutex<Turn>>,
+}
+
+/// Held by whoever of this node appends to a partition: its worker, or a bundle.
+#[derive(Debug, Default)]
+struct Turn {
+    /// How many bundles have appended; a worker that sees another number than before has to read the head again.
+    strangers: u64,
 }
 
 /// The handlers of one entity type, and what counts their commands.
@@ -299,24 +309,38 @@ impl Partitions {
 
     /// The queue of an entity's partition; starts its worker where there is none.
     fn queue(&self, entity_type: &EntityType, entity_id: &EntityId) -> Result<Queue, CommandError> {
-        let shared = &self.0.shared;
-        if shared.closing.is_cancelled() {
+        let shard = self.0.shared.store.shards().shard_of(entity_id);
+        self.0.queue(entity_type, shard)
+    }
+}
+
+impl Inner {
+    fn queue(self: &Arc<Self>, entity_type: &EntityType, shard: ShardId) -> Result<Queue, CommandError> {
+        if self.shared.closing.is_cancelled() {
             return Err(CommandError::ShuttingDown);
         }
-        let types = self.0.types.load();
+        let types = self.types.load();
         let queues = types.get(entity_type).filter(|queues| queues.handlers.load().is_some()).ok_or(CommandError::UnknownEntityType)?;
-        let shard = shared.store.shards().shard_of(entity_id);
         let queue = queues.queues[usize::from(shard.0)].get_or_init(|| self.start(queues.clone(), shard));
         Ok(queue.clone())
     }
 
+    fn queue_of(self: &Arc<Self>, partition: &Partition) -> Result<Queue, CommandError> {
+        self.queue(&partition.entity_type, partition.shard)
+    }
+
+    /// The handlers in force for an entity type.
+    fn handlers_of(&self, entity_type: &EntityType) -> Option<Arc<HandlersInForce>> {
+        self.types.load().get(entity_type)?.handlers.load_full()
+    }
+
     fn start(&self, queues: Arc<TypeQueues>, shard: ShardId) -> Queue {
-        let shared = self.0.shared.clone();
+        let shared = self.shared.clone();
         let (sender, requests) = mpsc::channel(shared.options.queue_max);
-        let holdup = Arc::new(Holdup::default());
+        let (holdup, turn) = (Arc::new(Holdup::default()), Arc::new(Mutex::default()));
         let partition = Partition { entity_type: queues.entity_type.clone(), shard };
-        let worker = Worker::new(shared.clone(), queues, partition, requests, holdup.clone());
+        let worker = Worker::new(shared.clone(), queues, partition, requests, holdup.clone(), turn.clone());
         shared.workers.spawn(worker.run());
-        Queue { requests: sender, holdup }
+        Queue { requests: sender, holdup, turn }
     }
 }

@@ -213,8 +213,8 @@ fn weight(outcome: &Outcome) -> usize {
 }
 
 /// What the rows of one entity hold, one after another: the newest is whole, those before it may be patches.
-struct Rows {
-    version: Version,
+pub(super) struct Rows {
+    pub version: Version,
     /// The newest version whose row is whole.
     base: Version,
     /// The state now; none where it does not exist, or is known only as patches.
@@ -223,13 +223,13 @@ struct Rows {
 }
 
 impl Rows {
-    fn after(loaded: &LoadedEntity) -> Rows {
+    pub fn after(loaded: &LoadedEntity) -> Rows {
         let text = loaded.state.as_ref().and_then(State::text).cloned();
         Rows { version: loaded.version, base: loaded.version, exists: text.is_some(), text }
     }
 
     /// The next row: the whole state or a patch. `whole` is given for the last row, whose state must be whole.
-    fn next(&mut self, outcome: &Outcome, whole: Option<Option<&State>>) -> (Option<Json>, Option<StatePatch>) {
+    pub fn next(&mut self, outcome: &Outcome, whole: Option<Option<&State>>) -> (Option<Json>, Option<StatePatch>) {
         self.version += 1;
         let patch = match outcome {
             Outcome::Accepted { state: Change::Whole(text), .. } => {

@@ -155,6 +155,13 @@ impl Store for FakeStore {
         }
     }
 
+    async fn append_all(&self, appends: &[(Partition, Vec<Event>)]) -> Result<(), AppendError> {
+        match appends {
+            [(partition, events)] => self.append(partition, events).await,
+            _ => Err(AppendError::Refused("there is one partition here".into())),
+        }
+    }
+
     async fn newest(&self, _: &EntityType, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, StoreError> {
         self.read().await?;
         let newest = |rows: &[StoredEvent], id: &EntityId| rows.iter().filter(|row| row.event.entity_id == *id).max_by_key(|row| row.event.version).cloned();

@@ -8,7 +8,7 @@ use super::batch::{Batch, Decided, Verdict};
 use super::commit::Commit;
 use super::queue::{Envelope, Holdup, LookUp, Request};
 use super::run::{Chunk, Executed, Run};
-use super::{CommandError, HandlersInForce, Shared, TypeQueues, metrics};
+use super::{CommandError, HandlersInForce, Shared, Turn, TypeQueues, metrics};
 use crate::core::{Answer, CommandId, EntityId, Event, LoadedEntity, Partition, State, StoredEvent};
 use crate::store::StoreError;
 use futures_util::FutureExt;
@@ -18,7 +18,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -62,6 +62,9 @@ pub(super) struct Worker {
     untold: Option<(Batch, Vec<LookUp>)>,
     /// Whether the last batch was slow for the size of the states that it left, however many commands it held.
     is_heavy: bool,
+    /// Held while a batch is decided, and how many bundles had appended when it was held last.
+    turn: Arc<Mutex<Turn>>,
+    strangers: u64,
 }
 
 /// A batch before its commit.
@@ -79,9 +82,17 @@ struct Prepared {
 }
 
 impl Worker {
-    pub fn new(shared: Arc<Shared>, queues: Arc<TypeQueues>, partition: Partition, requests: mpsc::Receiver<Request>, holdup: Arc<Holdup>) -> Worker {
+    pub fn new(
+        shared: Arc<Shared>,
+        queues: Arc<TypeQueues>,
+        partition: Partition,
+        requests: mpsc::Receiver<Request>,
+        holdup: Arc<Holdup>,
+        turn: Arc<Mutex<Turn>>,
+    ) -> Worker {
         let core = Arc::new(Core { shared, partition, queues, holdup });
-        Worker { core, requests, carried: VecDeque::new(), head: None, last_commit: COMMIT_EXPECTED, conflicts: 0, untold: None, is_heavy: false }
+        let (carried, head, untold, last_commit) = (VecDeque::new(), None, None, COMMIT_EXPECTED);
+        Worker { core, requests, carried, head, last_commit, conflicts: 0, untold, is_heavy: false, turn, strangers: 0 }
     }
 
     /// Runs until the node stops taking commands and all that were taken are answered.
@@ -180,7 +191,12 @@ impl Worker {
     /// Decides a batch, and prepares the next one while this one commits.
     async fn settle(&mut self, mut prepared: Prepared) -> Prepared {
         prepared.finish_running().await;
-        let Prepared { mut batch, look_ups, run, .. } = prepared;
+        let turn = self.turn.clone().lock_owned().await;
+        let Prepared { mut batch, look_ups, mut run, .. } = prepared;
+        if turn.strangers != self.strangers {
+            // A bundle came in between, so the head has moved, and perhaps the states on which this one was run.
+            (self.strangers, self.head, run) = (turn.strangers, None, None);
+        }
         let is_as_run = batch.claim() & !batch.expire(Instant::now());
         let mut next = Prepared::default();
         match self.core.queues.handlers.load_full() {
@@ -197,6 +213,7 @@ impl Worker {
             }
             None => batch.fail_rest(CommandError::UnknownEntityType),
         }
+        drop(turn);
         self.core.holdup.set(false);
         self.tell();
         if batch.has_later() {

@@ -84,6 +84,11 @@ mod mysql_code {
     pub const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
     /// Refused before any row was touched: privilege missing, table missing.
     pub const NO_ACCESS: [u16; 2] = [1142, 1146];
+    /// There is no such procedure; and this user may not run it.
+    pub const UNKNOWN_PROCEDURE: u16 = 1305;
+    pub const PROCEDURE_DENIED: u16 = 1370;
+    /// The statement was killed.
+    pub const KILLED: u16 = 1317;
     /// What a row holds is refused: NULL, out of range, wrong value, too long, invalid JSON, failed CHECK.
     pub const DATA: [u16; 6] = [1048, 1264, 1366, 1406, 3140, 4025];
 }
@@ -148,6 +153,20 @@ pub(super) fn mysql_append_error(error: &mysql_async::Error) -> AppendError {
         code if mysql_code::DATA.contains(&code) => AppendError::Refused(text),
         _ => AppendError::Unknown(text),
     }
+}
+
+/// What it means where a procedure that runs appends in a transaction has failed. It undoes everything; but a kill may meet it after its commit.
+pub(super) fn mysql_call_error(error: &mysql_async::Error) -> AppendError {
+    match error {
+        mysql_async::Error::Server(server) if server.code == mysql_code::KILLED => AppendError::Unknown(mysql_text(server)),
+        mysql_async::Error::Server(server) if server.code == mysql_code::PROCEDURE_DENIED => AppendError::Refused(mysql_text(server)),
+        error => mysql_append_error(error),
+    }
+}
+
+/// Whether a procedure is missing, so that nothing of it was run.
+pub(super) fn mysql_is_unknown_procedure(error: &mysql_async::Error) -> bool {
+    matches!(error, mysql_async::Error::Server(server) if server.code == mysql_code::UNKNOWN_PROCEDURE)
 }
 
 /// What a failed read means.

@@ -112,6 +112,11 @@ pub trait Store: Send + Sync + 'static {
     /// returned error says whether the events are there: see [`AppendError`]. Either all are or none is.
     async fn append(&self, partition: &Partition, events: &[Event]) -> Result<(), AppendError>;
 
+    /// Writes the events of several partitions, of one entity type or several, in one transaction: all are there once it returns, or none is. Each
+    /// partition is given once, with events as [`Store::append`] takes them; the partitions are sorted, so that two that write the same ones do not lock
+    /// each other out for long. No lock is held across a round trip. Errors are those of [`Store::append`], whichever partition they come from.
+    async fn append_all(&self, appends: &[(Partition, Vec<Event>)]) -> Result<(), AppendError>;
+
     /// The newest event of each entity, in the order asked; none where it has no event. Duplicates in `ids` are fine.
     async fn newest(&self, entity_type: &EntityType, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, StoreError>;
 

@@ -10,6 +10,7 @@ pub mod lease;
 pub mod opening;
 pub mod patches;
 pub mod reads;
+pub mod together;
 pub mod writes;
 
 use super::{AppendError, Options, Store, open};
@@ -61,6 +62,8 @@ macro_rules! store_conformance {
             opening::opening_twice_at_once_gives_one_log
             opening::the_number_of_shards_is_fixed
             opening::stores_are_ready_and_pass_the_barrier
+            together::appends_happen_together_or_not_at_all
+            together::racing_writers_of_several_tables_leave_dense_logs
             lease::a_lease_changes_hands_only_as_it_was_seen
             lease::of_many_who_take_a_lease_one_gets_it
         }

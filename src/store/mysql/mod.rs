@@ -12,6 +12,7 @@ mod pool;
 mod rows;
 mod server;
 mod statement;
+mod together;
 
 use super::error::{AppendError, OpenError, StoreError, mysql_append_error, mysql_is_duplicate_key, mysql_read_error};
 use super::lease::{read_member, write_member};
@@ -157,6 +158,10 @@ impl Store for MysqlStore {
 
     async fn append(&self, partition: &Partition, events: &[Event]) -> Result<(), AppendError> {
         self.combiner.append(partition, events, self.max_allowed_packet().saturating_sub(PACKET_OVERHEAD)).await
+    }
+
+    async fn append_all(&self, appends: &[(Partition, Vec<Event>)]) -> Result<(), AppendError> {
+        together::append_all(&self.pool, appends, self.max_allowed_packet().saturating_sub(PACKET_OVERHEAD)).await
     }
 
     async fn newest(&self, entity_type: &EntityType, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, StoreError> {

@@ -15,6 +15,7 @@ const COLUMNS: &str = "event_id, entity_id, version, command_id, command_name, o
 const TIME_MAX: i64 = 253_402_300_799_999_999;
 
 /// A statement being written.
+#[derive(Clone)]
 pub(super) struct Statement(Vec<u8>);
 
 /// The table of an entity type, quoted: its name may be a word of SQL.
@@ -104,6 +105,18 @@ pub(super) fn insert(entity_type: &EntityType, rows: &[&[u8]]) -> Statement {
     statement.sql("INSERT INTO ").sql(&table(entity_type)).sql(WRITTEN);
     statement.list(rows, |statement, rows| statement.0.extend_from_slice(rows));
     statement
+}
+
+/// Runs several statements in one transaction; none where one of them is no text.
+pub(super) fn call_append_all(statements: &[Statement]) -> Option<Statement> {
+    let mut texts = Vec::with_capacity(statements.len());
+    for statement in statements {
+        texts.push(std::str::from_utf8(statement.as_bytes()).ok()?);
+    }
+    let lengths: Vec<String> = texts.iter().map(|text| text.chars().count().to_string()).collect();
+    let mut call = Statement::new("CALL quokka_append_all(");
+    call.text(&texts.concat()).sql(", ").text(&lengths.join(",")).sql(")");
+    Some(call)
 }
 
 fn row(statement: &mut Statement, partition: &Partition, event: &Event) {

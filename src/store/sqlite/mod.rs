@@ -21,7 +21,7 @@ use rows::{SELECT_STATE, SELECT_WHOLE, SELECT_WITHOUT_STATE, event, integer};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::path::PathBuf;
 use std::time::Duration;
-use writer::Writer;
+use writer::{Part, Writer};
 
 /// The most bytes of events that one append may hold.
 const APPEND_BYTES_MAX: usize = 8 << 20;
@@ -127,10 +127,16 @@ impl Store for SqliteStore {
     }
 
     async fn append(&self, partition: &Partition, events: &[Event]) -> Result<(), AppendError> {
-        if events.iter().map(Event::weight).sum::<usize>() > APPEND_BYTES_MAX {
+        self.append_all(&[(partition.clone(), events.to_vec())]).await
+    }
+
+    async fn append_all(&self, appends: &[(Partition, Vec<Event>)]) -> Result<(), AppendError> {
+        if appends.iter().flat_map(|(_, events)| events).map(Event::weight).sum::<usize>() > APPEND_BYTES_MAX {
             return Err(AppendError::TooLarge);
         }
-        self.writer.append(table(&partition.entity_type), partition.shard, events, self.statement_timeout).await
+        let part =
+            |(partition, events): &(Partition, Vec<Event>)| Part { table: table(&partition.entity_type), shard: partition.shard, events: events.clone() };
+        self.writer.append(appends.iter().map(part).collect(), self.statement_timeout).await
     }
 
     async fn newest(&self, entity_type: &EntityType, ids: &[EntityId]) -> Result<Vec<Option<StoredEvent>>, StoreError> {

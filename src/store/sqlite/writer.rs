@@ -22,12 +22,17 @@ pub(super) struct Writer {
 }
 
 struct Append {
-    /// Quoted.
-    table: String,
-    shard: ShardId,
     /// None at all where only the way to the disk is to be tried.
-    events: Vec<Event>,
+    parts: Vec<Part>,
     answer: oneshot::Sender<Result<(), AppendError>>,
+}
+
+/// Events of one partition.
+pub(super) struct Part {
+    /// Quoted.
+    pub table: String,
+    pub shard: ShardId,
+    pub events: Vec<Event>,
 }
 
 impl Writer {
@@ -38,9 +43,10 @@ impl Writer {
         Ok(Writer { queue })
     }
 
-    pub(super) async fn append(&self, table: String, shard: ShardId, events: &[Event], patience: Duration) -> Result<(), AppendError> {
+    /// Writes all parts or none.
+    pub(super) async fn append(&self, parts: Vec<Part>, patience: Duration) -> Result<(), AppendError> {
         let (answer, answered) = oneshot::channel();
-        let append = Append { table, shard, events: events.to_vec(), answer };
+        let append = Append { parts, answer };
         match timeout(patience, self.queue.send(append)).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return Err(AppendError::Unavailable("the writer has stopped".into())),
@@ -55,7 +61,7 @@ impl Writer {
 
     /// Whether the thread lives and a transaction for writing can be had.
     pub(super) async fn probe(&self, patience: Duration) -> Result<(), AppendError> {
-        self.append(String::new(), ShardId(0), &[], patience).await
+        self.append(Vec::new(), patience).await
     }
 }
 
@@ -78,7 +84,7 @@ fn run(mut connection: Connection, mut appends: mpsc::Receiver<Append>) {
 }
 
 fn weight(append: &Append) -> usize {
-    append.events.iter().map(Event::weight).sum()
+    append.parts.iter().flat_map(|part| &part.events).map(Event::weight).sum()
 }
 
 /// Writes all appends in one transaction; returns what became of each.
@@ -108,7 +114,7 @@ fn append_one(connection: &Connection, append: &Append) -> Result<(), AppendErro
     }
     let failed = |error: rusqlite::Error| sqlite_append_error(&error);
     connection.execute_batch("SAVEPOINT append").map_err(failed)?;
-    let inserted = insert(connection, append).map_err(failed);
+    let inserted = append.parts.iter().try_for_each(|part| insert(connection, part)).map_err(failed);
     if !connection.is_autocommit() {
         let end = if inserted.is_ok() { "RELEASE append" } else { "ROLLBACK TO append; RELEASE append" };
         connection.execute_batch(end).map_err(failed)?;
@@ -116,24 +122,21 @@ fn append_one(connection: &Connection, append: &Append) -> Result<(), AppendErro
     inserted
 }
 
-fn insert(connection: &Connection, append: &Append) -> Result<(), rusqlite::Error> {
-    if append.events.is_empty() {
-        return Ok(());
-    }
+fn insert(connection: &Connection, part: &Part) -> Result<(), rusqlite::Error> {
     let sql = format!(
         "INSERT INTO {} (shard, event_id, entity_id, version, command_id, command_name, outcome, handler_version, request, response, state, handled_at, \
          committed_at, state_base) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
-        append.table
+        part.table
     );
     let mut statement = connection.prepare_cached(&sql)?;
     let committed_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX));
-    for event in &append.events {
+    for event in &part.events {
         let outcome = match event.outcome {
             EventOutcome::Accepted => "accepted",
             EventOutcome::Rejected => "rejected",
         };
         statement.execute(params![
-            append.shard.0,
+            part.shard.0,
             integer(event.event_id)?,
             event.entity_id.as_str(),
             integer(event.version)?,
@@ -184,7 +187,8 @@ mod tests {
             patch: None,
             handled_at: 0,
         };
-        Append { table: "\"account\"".into(), shard: ShardId(shard), events: vec![event], answer: oneshot::channel().0 }
+        let part = Part { table: "\"account\"".into(), shard: ShardId(shard), events: vec![event] };
+        Append { parts: vec![part], answer: oneshot::channel().0 }
     }
 
     fn rows(connection: &Connection) -> i64 {
