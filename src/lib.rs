@@ -34,13 +34,14 @@
 //! ```
 //!
 //! The tour: [`core`] holds the rules, [`store`] keeps events, [`handler`] runs the code that decides, [`partition`] queues, batches and commits,
-//! [`http`] speaks to clients, [`server`] puts them together. ARCHITECTURE.md follows one command through all of them.
+//! [`feed`] reads and follows the log, [`http`] speaks to clients, [`server`] puts them together. ARCHITECTURE.md follows one command through all of them.
 
 pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod core;
 pub mod examples;
+pub mod feed;
 pub mod handler;
 pub mod http;
 pub mod logging;

@@ -3,8 +3,9 @@
 //! Start: storage, handlers, tables, workers, listener; nothing is accepted before all of it is there. Stop (SIGTERM, SIGINT): the
 //! listener first, then requests under way, then the queues, all within `shutdown.grace`. SIGHUP loads the handlers again.
 
-use crate::config::{Config, Reuse};
+use crate::config::{self, Config, Reuse};
 use crate::core::{EntityType, HandlerVersion, ShardCount};
+use crate::feed::{self, Feed};
 use crate::handler::js::{self, LoadError, Sources};
 use crate::handler::native::{Entity, EntityError};
 use crate::handler::{HandlerSet, Handlers, RandomKey};
@@ -164,6 +165,7 @@ async fn run(config: Config, store: Arc<dyn Store>, origin: Origin) -> Result<()
     let reload = js_options.map(|options| reload(Arc::new(config.clone()), options, partitions.clone()));
     let app = App {
         partitions: partitions.clone(),
+        feed: Feed::start(&feed_options(&config), partitions.clone()),
         options: http_options(&config),
         health: Health::new(store.clone()),
         reload: reload.clone(),
@@ -216,6 +218,11 @@ fn partition_options(config: &Config, store: &dyn Store) -> partition::Options {
         cache_bytes_max: config.commands.cache_max.bytes() / 2,
         retry_for: config.storage.retry_for,
     }
+}
+
+fn feed_options(config: &Config) -> feed::Options {
+    let config::Feed { followers_max, memory_max, poll } = &config.feed;
+    feed::Options { followers_max: *followers_max, memory_max: memory_max.as_usize(), poll: *poll }
 }
 
 fn http_options(config: &Config) -> http::Options {

@@ -14,6 +14,7 @@ mod commands;
 mod connection;
 #[cfg(test)]
 mod connection_tests;
+mod feed;
 mod incoming;
 mod limits;
 mod operations;
@@ -34,6 +35,7 @@ pub use limits::raise_open_files;
 pub use operations::{HandlerError, Health, Reload, ReloadError};
 
 use crate::core::LogIdentity;
+use crate::feed::Feed;
 use crate::metrics;
 use crate::partition::Partitions;
 use hyper::header::HeaderValue;
@@ -74,6 +76,8 @@ pub struct App {
     pub partitions: Partitions,
     /// Settings.
     pub options: Options,
+    /// The feed.
+    pub feed: Feed,
     /// Whether the node should get requests.
     pub health: Health,
     /// Loads handlers again; none where they are part of the program.
@@ -87,6 +91,7 @@ pub struct App {
 /// [`App`] as all requests share it.
 struct Shared {
     partitions: Partitions,
+    feed: Feed,
     options: Options,
     health: Health,
     reload: Option<Reload>,
@@ -104,10 +109,10 @@ pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output
     let node = HeaderValue::try_from(&app.options.node).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("the node's name: {error}")))?;
     raise_open_files();
     let stop = CancellationToken::new();
-    let App { partitions, options, health, reload, metrics, identity } = app;
+    let App { partitions, feed, options, health, reload, metrics, identity } = app;
     let _upkeep = AbortOnDropHandle::new(tokio::spawn(metrics::upkeep(metrics.clone())));
     let connection_options = options.clone();
-    let shared = Arc::new(Shared { partitions, options, health, reload, metrics, identity, node, stop: stop.clone() });
+    let shared = Arc::new(Shared { partitions, feed, options, health, reload, metrics, identity, node, stop: stop.clone() });
     let service = move |request| {
         let shared = shared.clone();
         async move { routes::answer(&shared, request).await }

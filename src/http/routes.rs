@@ -7,7 +7,7 @@ use super::commands::{self, Target};
 use super::limits::RequestBody;
 use super::problem::{Code, Problem};
 use super::request::{self, Media, RequestId};
-use super::{Shared, answers, bulk, operations, reads};
+use super::{Shared, answers, bulk, feed, operations, reads};
 use crate::core::{CommandId, Replay};
 use hyper::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
@@ -29,6 +29,7 @@ enum Route<'p> {
     Reload,
     /// Many commands.
     Commands,
+    Feed,
     /// The entities of a type.
     Entities(Cow<'p, str>),
     /// With GET an entity of a type; with POST a command for a new one.
@@ -49,6 +50,7 @@ impl<'p> Route<'p> {
                 "/metrics" => Some(Route::Metrics),
                 "/v1/admin/handlers/reload" => Some(Route::Reload),
                 "/v1/commands" => Some(Route::Commands),
+                "/v1/feed" => Some(Route::Feed),
                 _ => None,
             };
         };
@@ -67,7 +69,7 @@ impl<'p> Route<'p> {
     /// The methods that the path knows.
     fn allow(&self) -> &'static str {
         match self {
-            Route::Index | Route::Live | Route::Ready | Route::Metrics | Route::Entities(_) | Route::Answer(..) => "GET, HEAD",
+            Route::Index | Route::Live | Route::Ready | Route::Metrics | Route::Feed | Route::Entities(_) | Route::Answer(..) => "GET, HEAD",
             Route::Reload | Route::Commands => "POST",
             Route::Entity(..) => "GET, HEAD, POST",
             Route::Command(_, _, name) if name == "events" => "GET, HEAD, POST",
@@ -125,6 +127,7 @@ async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: impl RequestBody, r
             request::parameters(parts.uri.query(), [])?;
             operations::reload(shared).await
         }
+        (Route::Feed, &Method::GET | &Method::HEAD) => feed::run(shared, parts, request_id).await,
         (_, &Method::GET | &Method::HEAD) => read(shared, &route, parts, request_id).await,
         _ => Err(Problem::method_not_allowed(route.allow())),
     }
@@ -160,7 +163,7 @@ async fn read(shared: &Shared, route: &Route<'_>, parts: &Parts, request_id: &Re
                 Err(error) => Err(commands::failed(error, &entity.entity_type, &entity.entity_id, &command_id)),
             }
         }
-        Route::Command(..) | Route::Reload | Route::Commands => Err(Problem::method_not_allowed(route.allow())),
+        Route::Command(..) | Route::Reload | Route::Commands | Route::Feed => Err(Problem::method_not_allowed(route.allow())),
     }
 }
 
@@ -177,6 +180,7 @@ mod tests {
             ("/metrics", "Metrics", "GET, HEAD"),
             ("/v1/admin/handlers/reload", "Reload", "POST"),
             ("/v1/commands", "Commands", "POST"),
+            ("/v1/feed", "Feed", "GET, HEAD"),
             ("/v1/entities/account", r#"Entities("account")"#, "GET, HEAD"),
             ("/v1/entities/", r#"Entities("")"#, "GET, HEAD"),
             ("/v1/entities/account/a1", r#"Entity("account", "a1")"#, "GET, HEAD, POST"),
@@ -209,7 +213,7 @@ mod tests {
             "/health",
             "/metrics/",
             "/V1/commands",
-            "/v1/feed",
+            "/v1/feed/",
             "/v1/bundles",
             "/v1/views",
             "/v1/cluster",

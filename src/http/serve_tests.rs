@@ -3,6 +3,7 @@
 use super::tests_support::{Memory, handlers};
 use super::{App, Health, Options, serve};
 use crate::core::{EntityType, HandlerVersion, LogIdentity};
+use crate::feed::{self, Feed};
 use crate::http::{HandlerError, Reload, ReloadError};
 use crate::partition::{self, Partitions};
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -51,6 +52,7 @@ async fn start() -> Server {
     };
     let app = App {
         partitions: partitions.clone(),
+        feed: Feed::start(&feed::Options { followers_max: 100, memory_max: 1 << 20, poll: second / 10 }, partitions.clone()),
         options,
         health: Health::new(store),
         reload: Some(reload()),

@@ -10,6 +10,7 @@
 mod batch;
 mod cache;
 mod commit;
+mod commits;
 mod metrics;
 mod queue;
 mod run;
@@ -17,6 +18,7 @@ mod run;
 mod simulation;
 mod worker;
 
+pub use commits::Commits;
 pub use queue::Pending;
 
 use crate::core::{Answer, CommandId, CommandName, EntityId, EntityType, Failure, Json, Partition, Precondition, Replay, ShardId, Version};
@@ -133,6 +135,7 @@ struct Shared {
     store: Arc<dyn Store>,
     caches: Caches,
     metrics: BatchMetrics,
+    commits: Commits,
     queued: AtomicUsize,
     closing: CancellationToken,
     workers: TaskTracker,
@@ -184,6 +187,7 @@ impl Partitions {
             store,
             caches,
             metrics: BatchMetrics::new(),
+            commits: Commits::default(),
             queued: AtomicUsize::new(0),
             closing: CancellationToken::new(),
             workers: TaskTracker::new(),
@@ -260,6 +264,11 @@ impl Partitions {
     /// Whether this version of the entity is known to be durable, so that a read of it needs no barrier.
     pub fn is_durable(&self, entity: &EntityKey, version: Version) -> bool {
         self.0.shared.caches.is_durable(&entity.entity_type, &entity.entity_id, version)
+    }
+
+    /// What this node commits, and what it waits for.
+    pub fn commits(&self) -> &Commits {
+        &self.0.shared.commits
     }
 
     /// Commands waiting in all queues.

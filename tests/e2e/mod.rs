@@ -3,6 +3,8 @@
 mod bulk;
 mod commands;
 mod crash;
+mod feed;
+mod follow;
 mod hang_up;
 mod load;
 mod lost_answers;
