@@ -144,8 +144,8 @@ async fn long_polls_wake_on_commits(place: Place) {
     deposit(&servers[0].base, "alice", "d-0", 1).await;
     let mut since = token(&page(&servers[0].base, "types=account").await);
     for (number, writer) in [0, 1, 0, 1].into_iter().enumerate() {
-        let query = format!("types=account&timeout=4m&since={since}");
-        let (waiting, _) = tokio::join!(page(&servers[0].base, &query), deposit(&servers[writer].base, "alice", &format!("d-{}", number + 1), 1));
+        let (query, command_id) = (format!("types=account&timeout=4m&since={since}"), format!("d-{}", number + 1));
+        let (waiting, _) = tokio::join!(page(&servers[0].base, &query), deposit(&servers[writer].base, "alice", &command_id, 1));
         assert_eq!(events(&waiting), [format!("alice/{}", number + 2)]);
         since = token(&waiting);
     }
