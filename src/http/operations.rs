@@ -89,7 +89,7 @@ pub fn index() -> Response<Body> {
     body::response(concat!(
         r#"{"name":"quokka","version":""#,
         env!("CARGO_PKG_VERSION"),
-        r#"","links":{"entities":"/v1/entities/{type}","commands":"/v1/commands","ready":"/health/ready","metrics":"/metrics"}}"#
+        r#"","links":{"entities":"/v1/entities/{type}","commands":"/v1/commands","feed":"/v1/feed","ready":"/health/ready","metrics":"/metrics"}}"#
     ))
 }
 

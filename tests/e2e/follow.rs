@@ -12,7 +12,7 @@ pub type Name = (String, u64, u64);
 pub struct Chain {
     client: reqwest::Client,
     pub base: String,
-    query: String,
+    pub query: String,
     pub since: Option<String>,
     /// All that was given so far.
     pub seen: BTreeMap<Name, Value>,
@@ -79,7 +79,9 @@ impl Stream {
 
     /// The next event and its id; none where the stream came to its end.
     pub async fn event(&mut self) -> Option<(String, Value)> {
+        let give_up = std::time::Instant::now() + Duration::from_secs(60);
         loop {
+            assert!(std::time::Instant::now() < give_up, "no event within a minute");
             let block = self.block().await?;
             let field = |name: &str| block.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
             if let Some(data) = field("data: ") {

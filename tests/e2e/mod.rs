@@ -4,6 +4,7 @@ mod bulk;
 mod commands;
 mod crash;
 mod feed;
+mod feed_faults;
 mod follow;
 mod hang_up;
 mod load;
