@@ -1,6 +1,6 @@
 //! The tail: the one task of a node that watches the end of the log for all who follow it.
 //!
-//! It looks at the heads of all partitions every `poll`, but only while somebody follows, and at this node's own commits as soon as they are
+//! It looks at the heads of all partitions of the types that are followed every `poll`, and at this node's own commits as soon as they are
 //! acknowledged. What is new in partitions that are followed it reads once, and keeps in [`Recent`]. So followers cost the database nothing of
 //! their own as long as they keep up.
 //!
@@ -52,7 +52,7 @@ impl Followed {
     }
 }
 
-/// Looks at all partitions so far: how many began, how many ended, how the last one ended.
+/// Looks at all that is followed, so far: how many began, how many ended, how the last one ended.
 #[derive(Clone, Default)]
 struct Looks {
     begun: u64,
@@ -136,7 +136,7 @@ impl Tail {
         }
     }
 
-    /// Returns after a look at all partitions that began after the call: all that was committed before the call is known then.
+    /// Returns after a look at all that is followed that began after the call: what was committed there before the call is known then.
     pub async fn refresh(&self) -> Result<(), StoreError> {
         let mut looks = self.looks.subscribe();
         let begun = looks.borrow().begun;
@@ -203,6 +203,13 @@ impl Tail {
         !followed.is_empty()
     }
 
+    /// The types of all that is followed.
+    fn followed_types(&self) -> Vec<EntityType> {
+        let followed = lock(&self.followed);
+        let types: BTreeSet<&EntityType> = followed.types.keys().chain(followed.partitions.keys().map(|partition| &partition.entity_type)).collect();
+        types.into_iter().cloned().collect()
+    }
+
     async fn look_at_own(&self, own: &HashMap<Partition, u64>) -> Result<(), StoreError> {
         let changes = self.changes(own.iter().map(|(partition, head)| (partition.clone(), *head)));
         let read = self.read(&changes).await;
@@ -214,7 +221,7 @@ impl Tail {
     async fn look_at_all(&self, own: &HashMap<Partition, u64>) -> Result<(), StoreError> {
         let store = self.partitions.store();
         let epoch = store.epoch();
-        let entity_types: Vec<EntityType> = self.partitions.handlers().keys().cloned().collect();
+        let entity_types = self.followed_types();
         let heads: HashMap<Partition, u64> = store.heads(&entity_types).await?.into_iter().collect();
         self.check_not_shorter(&entity_types, &heads);
         let is_own = heads.iter().all(|(partition, head)| *head <= self.recent().head(partition) || own.get(partition).is_some_and(|own| head <= own));

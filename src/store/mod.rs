@@ -137,7 +137,7 @@ pub trait Store: Send + Sync + 'static {
     /// the number of entities or events.
     async fn list(&self, entity_type: &EntityType, after: Option<&EntityId>, limit: usize) -> Result<Vec<Listed>, StoreError>;
 
-    /// The head of every partition of these entity types that has events, all from one look at each type. Cheap enough to be asked ten
+    /// The head of every partition of these entity types that has events. Cheap enough to be asked ten
     /// times a second: its time depends on the number of partitions, not of events.
     async fn heads(&self, entity_types: &[EntityType]) -> Result<Vec<(Partition, u64)>, StoreError>;
 

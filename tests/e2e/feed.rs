@@ -228,7 +228,7 @@ on_each_engine!(streams_resume_after_any_event, streams_resume);
 
 /// A client that does not read holds up nobody, and gets everything once it does.
 async fn slow_readers_get_everything(place: Place) {
-    let server = place.setup().set("feed.memory_max", "64 KiB").start();
+    let server = place.setup().set("feed.memory_max", "64 KiB").set("commands.timeout", "5m").start();
     let base = &server.base;
     let mut stream = Stream::open(base, "types=account&since=now", None).await;
     let lines: String = (0..4000)

@@ -32,7 +32,7 @@ const ENTRIES_PER_ID: usize = 8;
 /// The fewest ids a listing looks at in one statement, so that entities that do not exist are passed quickly.
 const LIST_MIN: usize = 100;
 /// How many partitions one statement asks for their heads.
-const HEADS_CHUNK: u16 = 128;
+const HEADS_CHUNK: usize = 512;
 /// How many events of a partition are read first, when it is not yet known how large they are; and how many times more the next time at most.
 const FIRST_READ: usize = 8;
 /// The most bytes of events that one append may take, however much the server would take.
@@ -228,17 +228,16 @@ impl Store for MysqlStore {
     }
 
     async fn heads(&self, entity_types: &[EntityType]) -> Result<Vec<(Partition, u64)>, StoreError> {
+        let partition = |entity_type: &EntityType, shard| Partition { entity_type: entity_type.clone(), shard: ShardId(shard) };
+        let partitions: Vec<Partition> = entity_types.iter().flat_map(|name| (0..self.shards.get()).map(|shard| partition(name, shard))).collect();
         let mut heads = Vec::new();
-        for entity_type in entity_types {
-            for first in (0..self.shards.get()).step_by(usize::from(HEADS_CHUNK)) {
-                let shards = first..self.shards.get().min(first.saturating_add(HEADS_CHUNK));
-                for row in self.rows(statement::heads(entity_type, shards)).await? {
-                    let mut cells = Cells::new(row);
-                    let shard = ShardId(cells.number("shard")?);
-                    let head = cells.number("event_id")?;
-                    if head > 0 {
-                        heads.push((Partition { entity_type: entity_type.clone(), shard }, head));
-                    }
+        for partitions in partitions.chunks(HEADS_CHUNK) {
+            for row in self.rows(statement::heads(partitions)).await? {
+                let mut cells = Cells::new(row);
+                let (place, head): (usize, u64) = (cells.number("place")?, cells.number("event_id")?);
+                let partition = partitions.get(place).ok_or_else(|| StoreError::unreadable("place"))?;
+                if head > 0 {
+                    heads.push((partition.clone(), head));
                 }
             }
         }

@@ -136,14 +136,13 @@ pub(super) fn head(partition: &Partition) -> Statement {
     statement
 }
 
-/// The heads of some partitions of a type, 0 where one has no events. Each MAX is one dive into the index before anything is run; a GROUP BY would
-/// be as good only where the server's statistics are, since one of the servers then reads the whole table instead of jumping.
-pub(super) fn heads(entity_type: &EntityType, shards: std::ops::Range<u16>) -> Statement {
-    let table = table(entity_type);
+/// The heads of partitions, each with its place in `partitions`; 0 where one has no events. Each MAX is one dive into the index before anything is run;
+/// a GROUP BY would be as good only where the server's statistics are, since one of the servers then reads the whole table instead of jumping.
+pub(super) fn heads(partitions: &[Partition]) -> Statement {
     let mut statement = Statement(Vec::new());
-    for shard in shards.clone() {
-        statement.sql(if shard == shards.start { "SELECT " } else { " UNION ALL SELECT " }).number(shard.into());
-        statement.sql(", COALESCE(MAX(event_id), 0) FROM ").sql(&table).sql(" WHERE shard = ").number(shard.into());
+    for (place, partition) in partitions.iter().enumerate() {
+        statement.sql(if place == 0 { "SELECT " } else { " UNION ALL SELECT " }).number(place as u64);
+        statement.sql(", COALESCE(MAX(event_id), 0) FROM ").sql(&table(&partition.entity_type)).sql(" WHERE shard = ").number(partition.shard.0.into());
     }
     statement
 }
