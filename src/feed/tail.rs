@@ -152,7 +152,7 @@ impl Tail {
         let mut next_look = Instant::now();
         // This node's commits that were not looked at yet: all of them are durable.
         let mut own: HashMap<Partition, u64> = HashMap::new();
-        let mut is_asked = false;
+        let (mut is_asked, mut is_failing) = (false, false);
         loop {
             let is_followed = self.is_followed();
             let commits = self.partitions.commits();
@@ -184,10 +184,17 @@ impl Tail {
                 Wake::Own => self.look_at_own(&own).await,
             };
             match outcome {
-                Ok(()) => own.clear(),
+                Ok(()) => {
+                    own.clear();
+                    if std::mem::take(&mut is_failing) {
+                        tracing::info!("the end of the log can be read again");
+                    }
+                }
                 Err(error) => {
                     self.metrics.faults.increment(1);
-                    tracing::warn!(%error, "the end of the log could not be read; trying again");
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!(%error, "the end of the log cannot be read; trying on");
+                    }
                     tokio::time::sleep(self.poll).await;
                 }
             }

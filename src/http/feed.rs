@@ -251,3 +251,47 @@ async fn send(shared: &Shared, chunks: &mpsc::Sender<Chunk>, out: &mut String) -
         Ok(Err(_)) | Err(_) => Err(Ended::Gone),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::problem::Code;
+    use super::super::tests_support::handlers;
+    use super::*;
+    use crate::core::EntityId;
+    use crate::partition::EntityKey;
+
+    #[test]
+    fn queries_are_read_by_fixed_rules() {
+        let account = EntityType::trusted("account");
+        let types = |types: &[&EntityType]| Scope::Types(types.iter().map(|name| (*name).clone()).collect());
+        let entity = Scope::Entity(EntityKey { entity_type: account.clone(), entity_id: EntityId::trusted("a1") });
+        let plain = |scope| Query { scope, since: Since::Start, limit: 100, timeout: Duration::ZERO, rejected: Rejected::LeftOut, order: Order::Ascending };
+        let seconds = Duration::from_secs(30);
+        for (text, expected) in [
+            ("", plain(types(&[&account]))),
+            ("types=account,account&since=now", Query { since: Since::Now, ..plain(types(&[&account])) }),
+            ("entity=account%2Fa1&limit=7&rejected=true", Query { limit: 7, rejected: Rejected::Shown, ..plain(entity.clone()) }),
+            ("since=s_x&timeout=30s&order=asc", Query { since: Since::Token("s_x".into()), timeout: seconds, ..plain(types(&[&account])) }),
+            ("entity=account/a1&order=desc&rejected=false", Query { order: Order::Descending, ..plain(entity) }),
+        ] {
+            assert_eq!(query(&handlers(), Some(text)).ok(), Some(expected), "{text}");
+        }
+        for (text, code) in [
+            ("types=", Code::UnknownEntityType),
+            ("types=account,other", Code::UnknownEntityType),
+            ("entity=other/a1", Code::UnknownEntityType),
+            ("entity=account/a%20b", Code::InvalidEntityId),
+            ("entity=account", Code::InvalidQuery),
+            ("types=account&entity=account/a1", Code::InvalidQuery),
+            ("timeout=301s", Code::InvalidQuery),
+            ("timeout=5", Code::InvalidQuery),
+            ("order=desc&timeout=1s", Code::InvalidQuery),
+            ("order=up", Code::InvalidQuery),
+            ("limit=0", Code::InvalidQuery),
+            ("rejected=1", Code::InvalidQuery),
+            ("type=account", Code::InvalidQuery),
+        ] {
+            assert_eq!(query(&handlers(), Some(text)).map_err(|problem| problem.code()).err(), Some(code), "{text}");
+        }
+    }
+}
