@@ -36,6 +36,8 @@ pub struct Config {
     pub handlers: Handlers,
     /// `[limits]`
     pub limits: Limits,
+    /// `[feed]`
+    pub feed: Feed,
     /// `[cluster]`
     pub cluster: Cluster,
     /// `[shutdown]`
@@ -137,6 +139,19 @@ pub struct Limits {
     /// How long a connection may be idle.
     #[serde(with = "humantime_serde")]
     pub idle_timeout: Duration,
+}
+
+/// `[feed]`: those who read and follow the log.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Feed {
+    /// The most requests for the feed at once.
+    pub followers_max: usize,
+    /// The most bytes of newest events that are kept in memory for them.
+    pub memory_max: Size,
+    /// How long between two looks at the database for what other nodes committed.
+    #[serde(with = "humantime_serde")]
+    pub poll: Duration,
 }
 
 /// `[cluster]`: this node among others.
@@ -265,6 +280,7 @@ impl Default for Config {
                 heartbeat: Duration::from_millis(500),
                 forward_timeout: Duration::from_millis(500),
             },
+            feed: Feed { followers_max: 10_000, memory_max: Size::mebibytes(32), poll: Duration::from_millis(100) },
             shutdown: Shutdown { grace: Duration::from_secs(10) },
             log: Log { format: logging::Format::Human, level: "info".into() },
         }

@@ -34,7 +34,8 @@
 //! ```
 //!
 //! The tour: [`core`] holds the rules, [`store`] keeps events, [`handler`] runs the code that decides, [`partition`] queues, batches and commits,
-//! [`cluster`] brings commands to the node that owns them, [`http`] speaks to clients, [`server`] puts them together. ARCHITECTURE.md follows one command through all of them.
+//! [`cluster`] brings commands to the node that owns them, [`feed`] reads and follows the log, [`http`] speaks to clients, [`server`] puts them
+//! together. ARCHITECTURE.md follows one command through all of them.
 
 pub mod bench;
 pub mod cli;
@@ -42,6 +43,7 @@ pub mod cluster;
 pub mod config;
 pub mod core;
 pub mod examples;
+pub mod feed;
 pub mod handler;
 pub mod http;
 pub mod logging;

@@ -15,6 +15,11 @@ const BATCH_ROWS: &str = "quokka_batch_rows";
 const COMMIT_SECONDS: &str = "quokka_commit_seconds";
 const CONFLICTS_TOTAL: &str = "quokka_conflicts_total";
 const QUEUE_DEPTH: &str = "quokka_queue_depth";
+const OLDEST_APPEND: &str = "quokka_oldest_append_seconds";
+const FEED_FOLLOWERS: &str = "quokka_feed_followers";
+const FEED_EVENTS: &str = "quokka_feed_events_total";
+const FEED_FAULTS: &str = "quokka_feed_faults_total";
+const FEED_MEMORY: &str = "quokka_feed_memory_bytes";
 const CONNECTIONS: &str = "quokka_http_connections";
 const FORWARDED_TOTAL: &str = "quokka_forwarded_total";
 const FALLBACKS_TOTAL: &str = "quokka_forward_fallbacks_total";
@@ -49,6 +54,11 @@ fn describe() {
     describe_histogram!(COMMIT_SECONDS, Unit::Seconds, "Time that one statement took to become durable.");
     describe_counter!(CONFLICTS_TOTAL, "Statements that were refused because another writer was first, by reason.");
     describe_gauge!(QUEUE_DEPTH, "Commands waiting in all queues.");
+    describe_gauge!(OLDEST_APPEND, Unit::Seconds, "Age of the oldest append that has not come back; grows while something else holds locks on its rows.");
+    describe_gauge!(FEED_FOLLOWERS, "Requests for the feed that are being answered or wait for events.");
+    describe_counter!(FEED_EVENTS, "Events that the feed gave out.");
+    describe_counter!(FEED_FAULTS, "Looks at the log that failed, or found what it cannot hold; they are made again.");
+    describe_gauge!(FEED_MEMORY, Unit::Bytes, "What newest events take that are kept for the feed.");
     describe_gauge!(CONNECTIONS, "Open HTTP connections.");
     describe_counter!(FORWARDED_TOTAL, "Commands that the owner of their shard answered for this node.");
     describe_counter!(FALLBACKS_TOTAL, "Commands of another node's shards that were handled here, by reason.");
@@ -270,6 +280,37 @@ impl Default for BatchMetrics {
 /// Commands waiting in all queues; set whenever the metrics are read.
 pub fn queue_depth() -> Gauge {
     gauge!(QUEUE_DEPTH)
+}
+
+/// Age of the oldest append that has not come back, in seconds; set whenever the metrics are read.
+pub fn oldest_append() -> Gauge {
+    gauge!(OLDEST_APPEND)
+}
+
+/// The metrics of the feed; make it once.
+#[derive(Debug, Clone)]
+pub struct FeedMetrics {
+    /// Requests that are being answered or wait.
+    pub followers: Gauge,
+    /// Events given out.
+    pub events: Counter,
+    /// Looks at the log that failed.
+    pub faults: Counter,
+    /// Bytes of events kept in memory.
+    pub memory: Gauge,
+}
+
+impl FeedMetrics {
+    /// Handles to the metrics of the feed.
+    pub fn new() -> FeedMetrics {
+        FeedMetrics { followers: gauge!(FEED_FOLLOWERS), events: counter!(FEED_EVENTS), faults: counter!(FEED_FAULTS), memory: gauge!(FEED_MEMORY) }
+    }
+}
+
+impl Default for FeedMetrics {
+    fn default() -> FeedMetrics {
+        FeedMetrics::new()
+    }
 }
 
 /// Open HTTP connections.

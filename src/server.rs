@@ -7,6 +7,7 @@ use crate::cluster::election::{DatabaseElection, Election};
 use crate::cluster::{self, Cluster};
 use crate::config::{self, Config, Reuse};
 use crate::core::{EntityType, HandlerVersion, Member, NodeId, ShardCount};
+use crate::feed::{self, Feed};
 use crate::handler::js::{self, LoadError, Sources};
 use crate::handler::native::{Entity, EntityError};
 use crate::handler::{HandlerSet, Handlers, RandomKey};
@@ -171,6 +172,7 @@ async fn run(config: Config, store: Arc<dyn Store>, origin: Origin) -> Result<()
     let app = App {
         partitions: partitions.clone(),
         cluster: cluster.clone(),
+        feed: Feed::start(&feed_options(&config), partitions.clone()),
         options: http_options(&config),
         health: Health::new(store.clone()),
         reload: reload.clone(),
@@ -272,6 +274,11 @@ fn partition_options(config: &Config, store: &dyn Store) -> partition::Options {
         cache_bytes_max: config.commands.cache_max.bytes() / 2,
         retry_for: config.storage.retry_for,
     }
+}
+
+fn feed_options(config: &Config) -> feed::Options {
+    let config::Feed { followers_max, memory_max, poll } = &config.feed;
+    feed::Options { followers_max: *followers_max, memory_max: memory_max.as_usize(), poll: *poll }
 }
 
 fn http_options(config: &Config) -> http::Options {

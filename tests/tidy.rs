@@ -201,6 +201,7 @@ fn no_test_is_switched_off() {
 fn documents() -> Vec<PathBuf> {
     let mut documents = vec![PathBuf::from("README.md")];
     documents.extend([PathBuf::from("ARCHITECTURE.md")].into_iter().filter(|path| root().join(path).exists()));
+    documents.extend(files("docs", ".md"));
     documents.extend(files("examples", ".md"));
     documents
 }

@@ -6,6 +6,8 @@
 pub mod answer;
 pub mod batch;
 pub mod event;
+pub mod event_json;
+pub mod feed_token;
 pub mod ids;
 pub mod json;
 pub mod patch;

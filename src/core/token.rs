@@ -66,16 +66,7 @@ impl Position {
         content.push(0);
         // The separator above is found from the right: names hold no zero byte.
         content.extend_from_slice(self.partition.entity_type.as_str().as_bytes());
-        let check = check(log, &content);
-        content.extend_from_slice(&check);
-        let mut token = String::from(PREFIX);
-        BASE64URL_NOPAD.encode_append(&content, &mut token);
-        token
-    }
-
-    /// The token of several events that were committed together: that of the last one.
-    pub fn token_of_all(positions: &[&Position], log: &LogIdentity) -> String {
-        positions.last().map_or_else(String::new, |position| position.token(log))
+        seal(log, content)
     }
 
     /// Reads a token that this log gave out.
@@ -84,11 +75,7 @@ impl Position {
     }
 
     fn parse(token: &str, log: &LogIdentity) -> Option<Position> {
-        let bytes = BASE64URL_NOPAD.decode(token.strip_prefix(PREFIX)?.as_bytes()).ok()?;
-        let (content, given) = bytes.split_at_checked(bytes.len().checked_sub(CHECK_LENGTH)?)?;
-        if check(log, content) != given {
-            return None;
-        }
+        let content = unseal(token, log)?;
         let (&[format, high, low], rest) = content.split_first_chunk::<3>()?;
         let name_at = rest.iter().rposition(|byte| *byte == 0)?;
         if format != FORMAT_POSITION || name_at > 8 {
@@ -99,6 +86,23 @@ impl Position {
         let partition = Partition { entity_type: EntityType::new(name).ok()?, shard: ShardId(u16::from_be_bytes([high, low])) };
         Some(Position { partition, event_id })
     }
+}
+
+/// The content as a token of this log. Its first byte is the format.
+pub(super) fn seal(log: &LogIdentity, mut content: Vec<u8>) -> String {
+    let check = check(log, &content);
+    content.extend_from_slice(&check);
+    let mut token = String::with_capacity(PREFIX.len() + BASE64URL_NOPAD.encode_len(content.len()));
+    token.push_str(PREFIX);
+    BASE64URL_NOPAD.encode_append(&content, &mut token);
+    token
+}
+
+/// The content of a token that this log sealed.
+pub(super) fn unseal(token: &str, log: &LogIdentity) -> Option<Vec<u8>> {
+    let mut content = BASE64URL_NOPAD.decode(token.strip_prefix(PREFIX)?.as_bytes()).ok()?;
+    let given = content.split_off(content.len().checked_sub(CHECK_LENGTH)?);
+    (check(log, &content) == *given).then_some(content)
 }
 
 fn check(log: &LogIdentity, content: &[u8]) -> [u8; CHECK_LENGTH] {

@@ -414,16 +414,16 @@ mod tests {
             (r#"{"entity_type":"t","command":"c""#, Code::MalformedJson, "the text ends inside a value at byte 32"),
             (r#"{"command":"c","command":"c"}"#, Code::MalformedJson, "duplicate key in an object at byte 15"),
             (r#"{"entity_type":"t","command":"c"} {}"#, Code::MalformedJson, "more text follows the value at byte 34"),
-            (r#"{"command":"c"}"#, Code::InvalidRequest, "the line is no command: missing field `entity_type`"),
-            (r#"["t",null,"c",null,null,null]"#, Code::InvalidRequest, "the line is no JSON object"),
-            ("7", Code::InvalidRequest, "the line is no JSON object"),
-            (r#"{"entity_type":7,"command":"c"}"#, Code::InvalidRequest, "the line is no command: invalid type: integer `7`, expected a string"),
+            (r#"{"command":"c"}"#, Code::InvalidRequest, "this is no command: missing field `entity_type`"),
+            (r#"["t",null,"c",null,null,null]"#, Code::InvalidRequest, "the command is no JSON object"),
+            ("7", Code::InvalidRequest, "the command is no JSON object"),
+            (r#"{"entity_type":7,"command":"c"}"#, Code::InvalidRequest, "this is no command: invalid type: integer `7`, expected a string"),
             (
                 r#"{"entity_type":"t","command":"c","comand_id":"k"}"#,
                 Code::InvalidRequest,
-                "the line is no command: unknown field `comand_id`, expected one of `entity_type`, `entity_id`, `command`, `command_id`, `request`, `if_version`",
+                "this is no command: unknown field `comand_id`, expected one of `entity_type`, `entity_id`, `command`, `command_id`, `request`, `if_version`",
             ),
-            (r#"{"entity_type":"t","command":"c","if_version":-1}"#, Code::InvalidRequest, "the line is no command: invalid value: integer `-1`, expected u64"),
+            (r#"{"entity_type":"t","command":"c","if_version":-1}"#, Code::InvalidRequest, "this is no command: invalid value: integer `-1`, expected u64"),
             (r#"{"entity_type":"t","command":"c","command_id":""}"#, Code::InvalidCommandId, "the command id is empty"),
         ] {
             let problem = parse_line(line.as_bytes()).unwrap_err();

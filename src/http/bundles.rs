@@ -7,7 +7,9 @@ use super::limits::{self, RequestBody};
 use super::problem::{Code, Problem};
 use super::request::{self, Media, RequestId};
 use super::{Shared, commands};
-use crate::core::{Json, Position};
+use crate::core::Json;
+use crate::core::feed_token::TypesCut;
+use crate::core::json::write_string;
 use crate::partition::{BundleError, Bundled, Refusal};
 use hyper::Response;
 use hyper::http::request::Parts;
@@ -54,8 +56,8 @@ pub(super) async fn run(shared: &Shared, parts: &Parts, body: impl RequestBody, 
                 out.push('}');
             }
             out.push_str("],\"token\":");
-            let positions: Vec<&Position> = recorded.iter().map(|answer| &answer.position).collect();
-            crate::core::json::write_string(&mut out, &Position::token_of_all(&positions, &shared.identity));
+            let shards = usize::from(shared.partitions.store().shards().get());
+            write_string(&mut out, &TypesCut::through(recorded.iter().map(|answer| &answer.position), shards).token(&shared.identity));
             out.push('}');
             let mut response = body::response(out.into_bytes());
             answers::mark(&mut response, replay);

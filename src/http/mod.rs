@@ -16,6 +16,7 @@ mod commands;
 mod connection;
 #[cfg(test)]
 mod connection_tests;
+mod feed;
 mod incoming;
 mod limits;
 mod operations;
@@ -37,6 +38,7 @@ pub use operations::{HandlerError, Health, Reload, ReloadError};
 
 use crate::cluster::{Cluster, Router};
 use crate::core::LogIdentity;
+use crate::feed::Feed;
 use crate::metrics;
 use crate::partition::Partitions;
 use hyper::header::HeaderValue;
@@ -81,6 +83,8 @@ pub struct App {
     pub cluster: Cluster,
     /// Settings.
     pub options: Options,
+    /// The feed.
+    pub feed: Feed,
     /// Whether the node should get requests.
     pub health: Health,
     /// Loads handlers again; none where they are part of the program.
@@ -96,6 +100,7 @@ struct Shared {
     partitions: Partitions,
     cluster: Cluster,
     router: Arc<Router>,
+    feed: Feed,
     options: Options,
     health: Health,
     reload: Option<Reload>,
@@ -113,11 +118,11 @@ pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output
     let node = HeaderValue::try_from(&app.options.node).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("the node's name: {error}")))?;
     raise_open_files();
     let stop = CancellationToken::new();
-    let App { partitions, cluster, options, health, reload, metrics, identity } = app;
+    let App { partitions, cluster, feed, options, health, reload, metrics, identity } = app;
     let _upkeep = AbortOnDropHandle::new(tokio::spawn(metrics::upkeep(metrics.clone())));
     let connection_options = options.clone();
     let router = cluster.router().clone();
-    let shared = Arc::new(Shared { partitions, cluster, router, options, health, reload, metrics, identity, node, stop: stop.clone() });
+    let shared = Arc::new(Shared { partitions, cluster, router, feed, options, health, reload, metrics, identity, node, stop: stop.clone() });
     let service = move |request| {
         let shared = shared.clone();
         async move { routes::answer(&shared, request).await }

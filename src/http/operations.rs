@@ -89,7 +89,7 @@ pub fn index() -> Response<Body> {
     body::response(concat!(
         r#"{"name":"quokka","version":""#,
         env!("CARGO_PKG_VERSION"),
-        r#"","links":{"entities":"/v1/entities/{type}","commands":"/v1/commands","ready":"/health/ready","metrics":"/metrics"}}"#
+        r#"","links":{"entities":"/v1/entities/{type}","commands":"/v1/commands","feed":"/v1/feed","ready":"/health/ready","metrics":"/metrics"}}"#
     ))
 }
 
@@ -128,6 +128,7 @@ fn readiness(reasons: &[(Code, &str)]) -> Response<Body> {
 /// `GET /metrics`.
 pub(super) fn metrics(shared: &Shared) -> Response<Body> {
     metrics::queue_depth().set(shared.partitions.queue_depth() as f64);
+    metrics::oldest_append().set(shared.partitions.commits().oldest_append().as_secs_f64());
     let mut response = body::response(shared.metrics.render().into_bytes());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"));
     response

@@ -8,6 +8,7 @@ use super::request::RequestId;
 use crate::core::batch::{HandlerFaultKind, SchemaError};
 use crate::core::json::write_string;
 use crate::core::{Answer, CommandId, EntityId, EntityType, Failure, IdError, Json, JsonError, LogIdentity, Version};
+use crate::feed::FeedError;
 use crate::partition::CommandError;
 use crate::store::StoreError;
 use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -35,6 +36,8 @@ pub enum Code {
     InvalidEntityId,
     /// The command id breaks its rule.
     InvalidCommandId,
+    /// The token is of another log, ahead of this one, or of no use here.
+    InvalidToken,
     /// A query parameter or a condition in a header cannot be used.
     InvalidQuery,
     /// The caller may not ask this.
@@ -99,6 +102,7 @@ impl Code {
             Code::InvalidRequest => (StatusCode::BAD_REQUEST, "invalid-request", "The request is not valid"),
             Code::InvalidEntityId => (StatusCode::BAD_REQUEST, "invalid-entity-id", "The entity id is not valid"),
             Code::InvalidCommandId => (StatusCode::BAD_REQUEST, "invalid-command-id", "The command id is not valid"),
+            Code::InvalidToken => (StatusCode::BAD_REQUEST, "invalid-token", "The token is not valid"),
             Code::InvalidQuery => (StatusCode::BAD_REQUEST, "invalid-query", "A parameter is not valid"),
             Code::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "This is not allowed"),
             Code::UnknownEntityType => (StatusCode::NOT_FOUND, "unknown-entity-type", "There is no such entity type"),
@@ -383,6 +387,21 @@ impl Problem {
         match error {
             StoreError::Unavailable(cause) => Problem::unavailable(cause),
             StoreError::Corrupt(cause) => Problem::internal(cause),
+        }
+    }
+
+    /// A feed that cannot be read.
+    pub fn feed(error: FeedError) -> Problem {
+        match error {
+            FeedError::Token(detail) => Problem::new(Code::InvalidToken, detail),
+            FeedError::Ahead => {
+                let detail = "the token is ahead of the log: it was given out before the database was restored, or by a database that lost commits; start anew";
+                Problem::new(Code::InvalidToken, detail)
+            }
+            FeedError::TooMany => {
+                Problem::new(Code::Overloaded, "as many follow the feed of this server as it takes; try again later").with_retry_after(RETRY_SOON)
+            }
+            FeedError::Store(error) => Problem::store(error),
         }
     }
 

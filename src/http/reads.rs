@@ -7,7 +7,7 @@ use super::answers::etag;
 use super::body::{self, Body};
 use super::problem::{Code, NOT_MODIFIED, Problem};
 use super::request;
-use crate::core::event::EventOutcome;
+use crate::core::event_json::{self, TimeError};
 use crate::core::json::write_string;
 use crate::core::{EntityId, StoredEvent, Version};
 use crate::handler::HandlerSet;
@@ -15,9 +15,9 @@ use crate::partition::EntityKey;
 use crate::store::{Content, Order, Store};
 use hyper::Response;
 use hyper::header::{ETAG, HeaderMap};
+use jiff::SignedDuration;
 use jiff::civil::date;
 use jiff::fmt::temporal::Pieces;
-use jiff::{SignedDuration, Timestamp};
 use std::fmt::Write;
 
 /// A page of history ends after this many bytes of events.
@@ -101,7 +101,7 @@ pub async fn entity(
         out.push_str(",\"entity_id\":");
         write_string(&mut out, entity.entity_id.as_str());
         let _ = write!(out, ",\"version\":{version},\"state\":{state},\"committed_at\":\"");
-        write_time(&mut out, stored.committed_at)?;
+        event_json::write_time(&mut out, stored.committed_at).map_err(time_error)?;
         out.push_str("\"}");
         body::response(out.into_bytes())
     };
@@ -196,20 +196,11 @@ pub async fn history(store: &dyn Store, entity: &EntityKey, query: Option<&str>)
 }
 
 fn write_event(out: &mut String, stored: &StoredEvent, shows_state: bool) -> Result<(), Problem> {
-    let event = &stored.event;
-    let _ = write!(out, "{{\"version\":{},\"event_id\":{},\"command_id\":", event.version, event.event_id);
-    write_string(out, event.command_id.as_str());
-    out.push_str(",\"command\":");
-    write_string(out, event.command.as_str());
-    let rejected = event.outcome == EventOutcome::Rejected;
-    let _ = write!(out, ",\"request\":{},\"response\":{},\"rejected\":{rejected},\"handler_version\":", event.request, event.response);
-    write_string(out, &event.handler_version.0);
-    out.push_str(",\"committed_at\":\"");
-    write_time(out, stored.committed_at)?;
-    out.push('"');
+    out.push('{');
+    event_json::write_members(out, stored).map_err(time_error)?;
     if shows_state {
         out.push_str(",\"state\":");
-        out.push_str(event.state.as_ref().map_or("null", |state| state.as_str()));
+        out.push_str(stored.event.state.as_ref().map_or("null", |state| state.as_str()));
     }
     out.push('}');
     Ok(())
@@ -241,9 +232,6 @@ pub async fn list(store: &dyn Store, handlers: &HandlerSet, entity_type: &str, q
     Ok(body::response(out.into_bytes()))
 }
 
-/// RFC 3339, UTC, with microseconds.
-fn write_time(out: &mut String, microseconds: i64) -> Result<(), Problem> {
-    let time = Timestamp::from_microsecond(microseconds).map_err(|error| Problem::internal(format!("a stored time is out of range: {error}")))?;
-    let _ = write!(out, "{time:.6}");
-    Ok(())
+fn time_error(error: TimeError) -> Problem {
+    Problem::internal(error.to_string())
 }

@@ -121,6 +121,8 @@ pub enum Media {
     Json,
     /// `application/x-ndjson`, also known as `application/ndjson` and `application/jsonl`.
     Lines,
+    /// `text/event-stream`.
+    Events,
 }
 
 impl Media {
@@ -128,6 +130,7 @@ impl Media {
         let names: &[&str] = match self {
             Media::Json => &["application/json"],
             Media::Lines => &["application/x-ndjson", "application/ndjson", "application/jsonl"],
+            Media::Events => &["text/event-stream"],
         };
         names.iter().any(|name| essence.eq_ignore_ascii_case(name))
     }
@@ -136,6 +139,7 @@ impl Media {
         match self {
             Media::Json => "application/json",
             Media::Lines => "application/x-ndjson",
+            Media::Events => "text/event-stream",
         }
     }
 }
@@ -197,6 +201,13 @@ pub fn check_accept(headers: &HeaderMap, media: Media) -> Result<(), Problem> {
         (1.., true) => Ok(()),
         _ => Err(Problem::new(Code::NotAcceptable, format!("the answer here is {}, which the Accept header excludes", media.name()))),
     }
+}
+
+/// Whether the caller names server-sent events among what it takes: a client of them always does, and others take anything.
+pub fn wants_events(headers: &HeaderMap) -> bool {
+    let ranges = headers.get_all(ACCEPT).iter().flat_map(|value| value.to_str().unwrap_or_default().split(','));
+    let mut essences = ranges.map(|range| range.split(';').next().unwrap_or_default().trim());
+    essences.any(|essence| Media::Events.is(essence)) && check_accept(headers, Media::Events).is_ok()
 }
 
 /// The parameters of a query, in the order of `known`. Unknown, repeated and undecodable ones are refused.

@@ -7,7 +7,7 @@ use super::commands::{self, Target};
 use super::limits::RequestBody;
 use super::problem::{Code, Problem};
 use super::request::{self, Media, RequestId};
-use super::{Shared, answers, bulk, bundles, cluster, operations, reads};
+use super::{Shared, answers, bulk, bundles, cluster, feed, operations, reads};
 use crate::cluster::peer::FORWARDED;
 use crate::cluster::{heartbeat, link};
 use crate::core::{CommandId, Replay};
@@ -37,6 +37,8 @@ enum Route<'p> {
     Commands,
     /// Several commands that happen together.
     Bundles,
+    /// The events of some entity types, or of one entity.
+    Feed,
     /// The entities of a type.
     Entities(Cow<'p, str>),
     /// With GET an entity of a type; with POST a command for a new one.
@@ -61,6 +63,7 @@ impl<'p> Route<'p> {
                 "/v1/cluster" => Some(Route::Cluster),
                 heartbeat::PATH => Some(Route::Heartbeat),
                 link::PATH => Some(Route::Link),
+                "/v1/feed" => Some(Route::Feed),
                 _ => None,
             };
         };
@@ -79,7 +82,7 @@ impl<'p> Route<'p> {
     /// The methods that the path knows.
     fn allow(&self) -> &'static str {
         match self {
-            Route::Index | Route::Live | Route::Ready | Route::Metrics | Route::Cluster | Route::Entities(_) | Route::Answer(..) => "GET, HEAD",
+            Route::Index | Route::Live | Route::Ready | Route::Metrics | Route::Cluster | Route::Feed | Route::Entities(_) | Route::Answer(..) => "GET, HEAD",
             Route::Reload | Route::Commands | Route::Bundles | Route::Heartbeat | Route::Link => "POST",
             Route::Entity(..) => "GET, HEAD, POST",
             Route::Command(_, _, name) if name == "events" => "GET, HEAD, POST",
@@ -143,6 +146,7 @@ async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: impl RequestBody, r
         (Route::Bundles, &Method::POST) => bundles::run(shared, parts, body, request_id).await,
         (Route::Heartbeat, &Method::POST) => cluster::heartbeat(shared, &parts.headers, body).await,
         (Route::Link, &Method::POST) => cluster::link(shared, &parts.headers, body),
+        (Route::Feed, &Method::GET | &Method::HEAD) => feed::run(shared, parts, request_id).await,
         (_, &Method::GET | &Method::HEAD) => read(shared, &route, parts, request_id).await,
         _ => Err(Problem::method_not_allowed(route.allow())),
     }
@@ -183,7 +187,7 @@ async fn read(shared: &Shared, route: &Route<'_>, parts: &Parts, request_id: &Re
                 Err(error) => Err(commands::failed(error, &entity.entity_type, &entity.entity_id, &command_id)),
             }
         }
-        Route::Command(..) | Route::Reload | Route::Commands | Route::Bundles | Route::Heartbeat | Route::Link => {
+        Route::Command(..) | Route::Reload | Route::Commands | Route::Bundles | Route::Feed | Route::Heartbeat | Route::Link => {
             Err(Problem::method_not_allowed(route.allow()))
         }
     }
@@ -206,6 +210,7 @@ mod tests {
             ("/v1/cluster", "Cluster", "GET, HEAD"),
             ("/v1/cluster/heartbeat", "Heartbeat", "POST"),
             ("/v1/cluster/link", "Link", "POST"),
+            ("/v1/feed", "Feed", "GET, HEAD"),
             ("/v1/entities/account", r#"Entities("account")"#, "GET, HEAD"),
             ("/v1/entities/", r#"Entities("")"#, "GET, HEAD"),
             ("/v1/entities/account/a1", r#"Entity("account", "a1")"#, "GET, HEAD, POST"),
@@ -238,7 +243,8 @@ mod tests {
             "/health",
             "/metrics/",
             "/V1/commands",
-            "/v1/feed",
+            "/v1/feed/",
+            "/v1/bundles/",
             "/v1/views",
             "/v1/cluster/",
             "/v1/cluster/nodes",

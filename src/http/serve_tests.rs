@@ -4,6 +4,7 @@ use super::tests_support::{Memory, handlers};
 use super::{App, Health, Options, serve};
 use crate::cluster::{self, Cluster, Topology};
 use crate::core::{EntityType, HandlerVersion, LogIdentity, Member, NodeId};
+use crate::feed::{self, Feed};
 use crate::http::{HandlerError, Reload, ReloadError};
 use crate::partition::{self, Partitions};
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -56,6 +57,7 @@ async fn start() -> Server {
     let app = App {
         partitions: partitions.clone(),
         cluster: Cluster::start(cluster, Topology::Single, partitions.clone()),
+        feed: Feed::start(&feed::Options { followers_max: 100, memory_max: 1 << 20, poll: second / 10 }, partitions.clone()),
         options,
         health: Health::new(store),
         reload: Some(reload()),
@@ -216,7 +218,8 @@ async fn what_cannot_be_served_says_why() {
         (get("/v1/entities/account/a1/commands/a%20b"), "400 invalid-command-id"),
         (get("/v1/entities/account/a1/add"), "405 method-not-allowed"),
         (get("/v1/commands"), "405 method-not-allowed"),
-        (get("/v1/feed"), "404 not-found"),
+        (get("/v1/feed?since=5"), "400 invalid-token"),
+        (get("/v1/nothing"), "404 not-found"),
         (server.request(Method::PUT, "/v1/entities/account/a1"), "405 method-not-allowed"),
         (server.request(Method::OPTIONS, "/"), "405 method-not-allowed"),
         (server.request(Method::POST, "/v1/commands").header("content-type", "application/json").body("{}"), "415 unsupported-media-type"),

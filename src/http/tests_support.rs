@@ -2,7 +2,8 @@
 
 use crate::core::batch::{Call, Decision, Execute, HandlerFault, HandlerFaultKind, SchemaError};
 use crate::core::{
-    CommandId, CommandName, Creates, EntityId, EntityType, Event, Failure, HandlerVersion, Json, LogIdentity, Partition, ShardCount, StoredEvent, Version, Work,
+    CommandId, CommandName, Creates, EntityId, EntityType, Event, Failure, HandlerVersion, Json, LogIdentity, Partition, ShardCount, ShardId, StoredEvent,
+    Version, Work,
 };
 use crate::handler::{HandlerSet, Handlers, HandlersUnavailable, Ran};
 use crate::store::{AppendError, Content, Lease, Listed, Order, Store, StoreError};
@@ -111,6 +112,31 @@ impl Store for Memory {
         let newest = ids.into_iter().filter(|id| after.is_none_or(|after| id > after)).filter_map(|id| self.of(&id).pop());
         let existing = newest.filter(|stored| stored.event.state.is_some());
         Ok(existing.map(|stored| Listed { entity_id: stored.event.entity_id, version: stored.event.version }).take(limit).collect())
+    }
+
+    async fn heads(&self, entity_types: &[EntityType]) -> Result<Vec<(Partition, u64)>, StoreError> {
+        let head = self.events.lock().unwrap().len() as u64;
+        Ok(entity_types
+            .iter()
+            .map(|entity_type| (Partition { entity_type: entity_type.clone(), shard: ShardId(0) }, head))
+            .filter(|(_, head)| *head > 0)
+            .collect())
+    }
+
+    async fn read(&self, _: &Partition, order: Order, bound: u64, limit: usize, _: usize) -> Result<Vec<StoredEvent>, StoreError> {
+        let events = self.events.lock().unwrap().clone();
+        Ok(match order {
+            Order::Ascending => events.into_iter().filter(|stored| stored.event.event_id > bound).take(limit).collect(),
+            Order::Descending => events.into_iter().rev().filter(|stored| bound == 0 || stored.event.event_id < bound).take(limit).collect(),
+        })
+    }
+
+    async fn version_at(&self, _: &EntityType, id: &EntityId, event_id: u64) -> Result<Version, StoreError> {
+        Ok(self.of(id).into_iter().rfind(|stored| stored.event.event_id <= event_id).map_or(0, |stored| stored.event.version))
+    }
+
+    fn epoch(&self) -> u64 {
+        0
     }
 
     async fn barrier(&self) -> Result<(), StoreError> {

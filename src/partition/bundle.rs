@@ -363,8 +363,14 @@ impl Bundle {
         }
         let mut backoff = Backoff::new();
         let mut was_unknown = false;
+        let inner = self.inner.clone();
+        let _under_way = inner.shared.commits.begin();
         loop {
             let Err(error) = self.inner.shared.store.append_all(appends).await else {
+                for (partition, events) in appends {
+                    let last = events.last().map_or(0, |event| event.event_id);
+                    self.inner.shared.commits.publish(partition, last);
+                }
                 return Ok(Attempt::Done(Ok((self.answers(appends), Replay::First))));
             };
             match error {

@@ -31,6 +31,7 @@ impl Core {
     /// another try would end after `deadline`, so that callers hear so while they still listen.
     pub(super) async fn commit(&self, events: &[Event], deadline: Instant) -> Commit {
         let started = Instant::now();
+        let _under_way = self.shared.commits.begin();
         let mut patience = self.patience();
         let mut backoff = Backoff::new();
         let mut interruptions = 0;

@@ -11,6 +11,7 @@ mod batch;
 mod bundle;
 mod cache;
 mod commit;
+mod commits;
 mod metrics;
 mod queue;
 mod run;
@@ -19,6 +20,7 @@ mod simulation;
 mod worker;
 
 pub use bundle::{BundleError, BundleResult, Bundled, Refusal};
+pub use commits::Commits;
 pub use queue::Pending;
 
 use crate::core::{Answer, CommandId, CommandName, EntityId, EntityType, Failure, Json, Partition, Precondition, Replay, ShardId, Version};
@@ -135,6 +137,7 @@ struct Shared {
     store: Arc<dyn Store>,
     caches: Caches,
     metrics: BatchMetrics,
+    commits: Commits,
     queued: AtomicUsize,
     closing: CancellationToken,
     workers: TaskTracker,
@@ -194,6 +197,7 @@ impl Partitions {
             store,
             caches,
             metrics: BatchMetrics::new(),
+            commits: Commits::default(),
             queued: AtomicUsize::new(0),
             closing: CancellationToken::new(),
             workers: TaskTracker::new(),
@@ -293,6 +297,11 @@ impl Partitions {
     pub fn forget(&self, is_lost: impl Fn(ShardId) -> bool) {
         let shards = self.0.shared.store.shards();
         self.0.shared.caches.forget(|entity_id| is_lost(shards.shard_of(entity_id)));
+    }
+
+    /// What this node commits, and what it waits for.
+    pub fn commits(&self) -> &Commits {
+        &self.0.shared.commits
     }
 
     /// Commands waiting in all queues.

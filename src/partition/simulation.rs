@@ -193,6 +193,22 @@ impl Store for FakeStore {
         Ok(Vec::new())
     }
 
+    async fn heads(&self, _: &[EntityType]) -> Result<Vec<(Partition, u64)>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn read(&self, _: &Partition, _: Order, _: u64, _: usize, _: usize) -> Result<Vec<StoredEvent>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn version_at(&self, _: &EntityType, _: &EntityId, _: u64) -> Result<Version, StoreError> {
+        Ok(0)
+    }
+
+    fn epoch(&self) -> u64 {
+        0
+    }
+
     async fn barrier(&self) -> Result<(), StoreError> {
         Ok(())
     }

@@ -283,6 +283,7 @@ impl Worker {
                 Commit::Done(took) => {
                     (self.last_commit, self.conflicts) = (took, 0);
                     self.head = Some(head + events.len() as u64);
+                    self.core.shared.commits.publish(&self.core.partition, head + events.len() as u64);
                     break (indices, events);
                 }
                 Commit::Taken { was_unknown } => {

@@ -144,6 +144,21 @@ pub trait Store: Send + Sync + 'static {
     /// the number of entities or events.
     async fn list(&self, entity_type: &EntityType, after: Option<&EntityId>, limit: usize) -> Result<Vec<Listed>, StoreError>;
 
+    /// The head of every partition of these entity types that has events. Cheap enough to be asked ten
+    /// times a second: its time depends on the number of partitions, not of events.
+    async fn heads(&self, entity_types: &[EntityType]) -> Result<Vec<(Partition, u64)>, StoreError>;
+
+    /// Events of a partition with whole states, in the order of their ids: above `bound` (ascending) or below it (descending; 0 means no bound), at
+    /// most `limit`. Ends with the event that reaches `bytes_max` (by [`Event::weight`]), so at least one event comes where there is one.
+    async fn read(&self, partition: &Partition, order: Order, bound: u64, limit: usize, bytes_max: usize) -> Result<Vec<StoredEvent>, StoreError>;
+
+    /// The entity's highest version whose event id is not above `event_id`; 0 where there is none.
+    async fn version_at(&self, entity_type: &EntityType, id: &EntityId, event_id: u64) -> Result<Version, StoreError>;
+
+    /// A number that changes whenever a connection to the database was lost. Where it changed between a read and the [`Store::barrier`] after it, the
+    /// database may have crashed in between and taken back what was read, whatever the barrier says.
+    fn epoch(&self) -> u64;
+
     /// Returns once everything that any read saw before the call is durable. At once where the engine shows only durable rows.
     async fn barrier(&self) -> Result<(), StoreError>;
 

@@ -56,6 +56,29 @@ pub(super) fn resolve(events: &mut [StoredEvent], before: Vec<StoredState>) -> R
     Ok(())
 }
 
+/// Splits a page of a partition into the events of each entity, in the order of their versions, together with the places they had. A page holds
+/// what is next to each other in the log, so the versions of each entity follow one another.
+pub(super) fn by_entity(events: Vec<StoredEvent>) -> Vec<(Vec<usize>, Vec<StoredEvent>)> {
+    let mut groups: Vec<(Vec<usize>, Vec<StoredEvent>)> = Vec::new();
+    let mut known = std::collections::HashMap::new();
+    for (place, stored) in events.into_iter().enumerate() {
+        let group = *known.entry(stored.event.entity_id.clone()).or_insert_with(|| {
+            groups.push(Default::default());
+            groups.len() - 1
+        });
+        groups[group].0.push(place);
+        groups[group].1.push(stored);
+    }
+    groups
+}
+
+/// Undoes [`by_entity`].
+pub(super) fn in_place(groups: Vec<(Vec<usize>, Vec<StoredEvent>)>) -> Vec<StoredEvent> {
+    let mut placed: Vec<(usize, StoredEvent)> = groups.into_iter().flat_map(|(places, events)| places.into_iter().zip(events)).collect();
+    placed.sort_unstable_by_key(|(place, _)| *place);
+    placed.into_iter().map(|(_, stored)| stored).collect()
+}
+
 fn corrupt(events: &[StoredEvent], version: Version, reason: &str) -> StoreError {
     let id = events.first().map_or("", |stored: &StoredEvent| EntityId::as_str(&stored.event.entity_id));
     StoreError::Corrupt(format!("the state of {id} at version {version}: {reason}"))

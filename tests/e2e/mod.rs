@@ -3,6 +3,9 @@
 mod bulk;
 mod commands;
 mod crash;
+mod feed;
+mod feed_faults;
+mod follow;
 mod hang_up;
 pub mod load;
 mod lost_answers;

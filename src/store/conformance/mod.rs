@@ -7,6 +7,7 @@
 
 pub mod keys;
 pub mod lease;
+pub mod log;
 pub mod opening;
 pub mod patches;
 pub mod reads;
@@ -59,6 +60,11 @@ macro_rules! store_conformance {
             patches::random_documents_are_read_back_byte_for_byte
             patches::changes_that_do_not_fit_are_told_as_corrupt
             patches::a_row_that_is_gone_is_missed
+            log::heads_are_those_of_all_partitions
+            log::partitions_are_read_in_order_from_any_place
+            log::pages_are_bounded_in_bytes
+            log::pages_that_start_between_changes_hold_whole_states
+            log::versions_are_found_by_event_id
             opening::opening_twice_at_once_gives_one_log
             opening::the_number_of_shards_is_fixed
             opening::stores_are_ready_and_pass_the_barrier

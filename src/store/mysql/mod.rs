@@ -17,7 +17,7 @@ mod together;
 use super::error::{AppendError, OpenError, StoreError, mysql_append_error, mysql_is_duplicate_key, mysql_read_error};
 use super::lease::{read_member, write_member};
 use super::{Content, Lease, Listed, Options, Order, Store, patches};
-use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Term, Version};
+use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, ShardId, StoredEvent, Term, Version};
 use async_trait::async_trait;
 use barrier::Barrier;
 use combine::Combiner;
@@ -33,6 +33,10 @@ const CHUNK: usize = 500;
 const ENTRIES_PER_ID: usize = 8;
 /// The fewest ids a listing looks at in one statement, so that entities that do not exist are passed quickly.
 const LIST_MIN: usize = 100;
+/// How many partitions one statement asks for their heads.
+const HEADS_CHUNK: usize = 512;
+/// How many events of a partition are read first, when it is not yet known how large they are; and how many times more the next time at most.
+const FIRST_READ: usize = 8;
 /// The most bytes of events that one append may take, however much the server would take.
 const APPEND_BYTES_MAX: usize = 8 << 20;
 /// What the server's limit for statements counts besides the statement.
@@ -62,13 +66,13 @@ impl MysqlStore {
         Ok(MysqlStore { pool, shards: options.shards, identity, barrier: Barrier::new(), combiner })
     }
 
-    async fn read(&self, statement: Statement) -> Result<Vec<Row>, StoreError> {
+    async fn rows(&self, statement: Statement) -> Result<Vec<Row>, StoreError> {
         self.pool.query(statement.as_bytes()).await.map_err(read_error)
     }
 
     /// Events as their rows hold them.
     async fn events(&self, statement: Statement) -> Result<Vec<StoredEvent>, StoreError> {
-        self.read(statement).await?.into_iter().map(|row| Cells::new(row).event()).collect()
+        self.rows(statement).await?.into_iter().map(|row| Cells::new(row).event()).collect()
     }
 
     /// Events of one entity, whose versions follow one another, with whole states.
@@ -81,7 +85,7 @@ impl MysqlStore {
     async fn resolve(&self, entity_type: &EntityType, events: &mut [StoredEvent]) -> Result<(), StoreError> {
         let mut before = Vec::new();
         if let (Some((from, to)), Some(first)) = (patches::missing(events), events.first()) {
-            let states = self.read(statement::states(entity_type, &first.event.entity_id, from, to)).await?;
+            let states = self.rows(statement::states(entity_type, &first.event.entity_id, from, to)).await?;
             before = states.into_iter().map(|row| Cells::new(row).state()).collect::<Result<_, _>>()?;
         }
         patches::resolve(events, before)
@@ -89,12 +93,12 @@ impl MysqlStore {
 
     /// Brings a table of an earlier version of the schema up to date.
     async fn migrate(&self, entity_type: &EntityType) -> Result<(), StoreError> {
-        if !self.read(statement::has_state_base(entity_type)).await?.is_empty() {
+        if !self.rows(statement::has_state_base(entity_type)).await?.is_empty() {
             return Ok(());
         }
-        let added = self.read(statement::add_state_base(entity_type)).await;
+        let added = self.rows(statement::add_state_base(entity_type)).await;
         // Another process may have been faster.
-        if self.read(statement::has_state_base(entity_type)).await?.is_empty() {
+        if self.rows(statement::has_state_base(entity_type)).await?.is_empty() {
             added?;
         }
         Ok(())
@@ -136,10 +140,10 @@ impl Store for MysqlStore {
     }
 
     async fn create_type(&self, entity_type: &EntityType) -> Result<(), StoreError> {
-        self.read(statement::create(EVENTS, &statement::table(entity_type))).await?;
+        self.rows(statement::create(EVENTS, &statement::table(entity_type))).await?;
         // A table of this name may have been there before, made by somebody else: without the three keys nothing that quokka promises holds.
         let mut keys = Vec::new();
-        for row in self.read(statement::keys(entity_type)).await? {
+        for row in self.rows(statement::keys(entity_type)).await? {
             keys.push(Cells::new(row).text("key")?.to_string());
         }
         for key in ["shard,event_id", "entity_id,version", "entity_id,command_id"] {
@@ -151,7 +155,7 @@ impl Store for MysqlStore {
     }
 
     async fn head(&self, partition: &Partition) -> Result<u64, StoreError> {
-        let rows = self.read(statement::head(partition)).await?;
+        let rows = self.rows(statement::head(partition)).await?;
         let row = rows.into_iter().next().ok_or_else(|| StoreError::unreadable("event_id"))?;
         Cells::new(row).number("event_id")
     }
@@ -215,12 +219,12 @@ impl Store for MysqlStore {
             let wanted = (limit - listed.len()).clamp(LIST_MIN, CHUNK);
             let from = after.as_ref().map_or("", EntityId::as_str);
             let mut ids = Vec::with_capacity(wanted);
-            for row in self.read(statement::ids_after(entity_type, from, wanted * ENTRIES_PER_ID, wanted)).await? {
+            for row in self.rows(statement::ids_after(entity_type, from, wanted * ENTRIES_PER_ID, wanted)).await? {
                 ids.push(EntityId::trusted(&Cells::new(row).text("entity_id")?));
             }
             let Some(last) = ids.last().cloned() else { break };
             after = Some(last);
-            for row in self.read(statement::existing(entity_type, &ids)).await? {
+            for row in self.rows(statement::existing(entity_type, &ids)).await? {
                 let mut cells = Cells::new(row);
                 listed.push(Listed { entity_id: EntityId::trusted(&cells.text("entity_id")?), version: cells.number("version")? });
             }
@@ -229,11 +233,64 @@ impl Store for MysqlStore {
         Ok(listed)
     }
 
+    async fn heads(&self, entity_types: &[EntityType]) -> Result<Vec<(Partition, u64)>, StoreError> {
+        let partition = |entity_type: &EntityType, shard| Partition { entity_type: entity_type.clone(), shard: ShardId(shard) };
+        let partitions: Vec<Partition> = entity_types.iter().flat_map(|name| (0..self.shards.get()).map(|shard| partition(name, shard))).collect();
+        let mut heads = Vec::new();
+        for partitions in partitions.chunks(HEADS_CHUNK) {
+            for row in self.rows(statement::heads(partitions)).await? {
+                let mut cells = Cells::new(row);
+                let (place, head): (usize, u64) = (cells.number("place")?, cells.number("event_id")?);
+                let partition = partitions.get(place).ok_or_else(|| StoreError::unreadable("place"))?;
+                if head > 0 {
+                    heads.push((partition.clone(), head));
+                }
+            }
+        }
+        Ok(heads)
+    }
+
+    async fn read(&self, partition: &Partition, order: Order, bound: u64, limit: usize, bytes_max: usize) -> Result<Vec<StoredEvent>, StoreError> {
+        let (mut read, mut bytes, mut bound, mut wanted) = (Vec::new(), 0, bound, FIRST_READ);
+        while read.len() < limit && bytes < bytes_max {
+            wanted = wanted.min(limit - read.len());
+            let events = self.events(statement::read(partition, order, bound, wanted)).await?;
+            let is_last = events.len() < wanted;
+            for stored in events.into_iter() {
+                if bytes < bytes_max {
+                    bound = stored.event.event_id;
+                    bytes += stored.event.weight();
+                    read.push(stored);
+                }
+            }
+            if is_last || (order == Order::Descending && bound == 1) {
+                break;
+            }
+            wanted = (bytes_max.saturating_sub(bytes) / (bytes / read.len()).max(1)).clamp(1, wanted * FIRST_READ);
+        }
+        let mut groups = patches::by_entity(read);
+        for (_, events) in &mut groups {
+            self.resolve(&partition.entity_type, events).await?;
+        }
+        Ok(patches::in_place(groups))
+    }
+
+    async fn version_at(&self, entity_type: &EntityType, id: &EntityId, event_id: u64) -> Result<Version, StoreError> {
+        match self.rows(statement::version_at(entity_type, id, event_id)).await?.pop() {
+            Some(row) => Cells::new(row).number("version"),
+            None => Ok(0),
+        }
+    }
+
+    fn epoch(&self) -> u64 {
+        self.pool.generation()
+    }
+
     async fn barrier(&self) -> Result<(), StoreError> {
         if self.pool.server().is_some_and(|server| server.shows_only_durable_rows()) {
             return Ok(());
         }
-        self.barrier.pass(|slot| async move { self.read(statement::barrier(slot)).await.map(|_| ()) }).await
+        self.barrier.pass(|slot| async move { self.rows(statement::barrier(slot)).await.map(|_| ()) }).await
     }
 
     async fn lease(&self) -> Result<Option<Lease>, StoreError> {

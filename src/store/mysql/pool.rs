@@ -160,6 +160,11 @@ impl Pool {
         lock(&self.0.server).clone()
     }
 
+    /// Raised whenever a connection was lost.
+    pub(super) fn generation(&self) -> u64 {
+        self.0.generation.load(Ordering::Acquire)
+    }
+
     /// Closes every connection as soon as nobody uses it: the server went away or changed its role, and what else lies here is stale as well.
     fn drop_idle(&self) {
         self.0.generation.fetch_add(1, Ordering::Relaxed);

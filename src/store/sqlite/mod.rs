@@ -14,7 +14,7 @@ mod writer;
 use super::error::{AppendError, OpenError, StoreError, sqlite_read_error};
 use super::lease::{read_member, write_member};
 use super::{Content, Lease, Listed, Options, Order, Store, patches};
-use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, StoredEvent, Term, Version};
+use crate::core::{CommandId, EntityId, EntityType, Event, LogIdentity, Partition, ShardCount, ShardId, StoredEvent, Term, Version};
 use async_trait::async_trait;
 use readers::Readers;
 use rows::{SELECT_STATE, SELECT_WHOLE, SELECT_WITHOUT_STATE, event, integer};
@@ -223,6 +223,70 @@ impl Store for SqliteStore {
             Ok(listed)
         };
         self.readers.read(read).await
+    }
+
+    async fn heads(&self, entity_types: &[EntityType]) -> Result<Vec<(Partition, u64)>, StoreError> {
+        let (entity_types, shards) = (entity_types.to_vec(), self.shards.get());
+        let read = move |connection: &Connection| {
+            let mut heads = Vec::new();
+            for entity_type in entity_types {
+                let sql = format!("SELECT COALESCE(MAX(event_id), 0) FROM {} WHERE shard = ?1", table(&entity_type));
+                let mut statement = connection.prepare_cached(&sql).map_err(|error| sqlite_read_error(&error))?;
+                for shard in 0..shards {
+                    let head: i64 = statement.query_row([shard], |row| row.get(0)).map_err(|error| sqlite_read_error(&error))?;
+                    if head > 0 {
+                        heads.push((Partition { entity_type: entity_type.clone(), shard: ShardId(shard) }, integer(head, "event_id")?));
+                    }
+                }
+            }
+            Ok(heads)
+        };
+        self.readers.read(read).await
+    }
+
+    async fn read(&self, partition: &Partition, order: Order, bound: u64, limit: usize, bytes_max: usize) -> Result<Vec<StoredEvent>, StoreError> {
+        let order = match order {
+            Order::Ascending => "event_id > ?2 ORDER BY event_id",
+            Order::Descending if bound == 0 => "event_id > ?2 ORDER BY event_id DESC",
+            Order::Descending => "event_id < ?2 ORDER BY event_id DESC",
+        };
+        let table = table(&partition.entity_type);
+        let sql = format!("{SELECT_WHOLE} FROM {table} WHERE shard = ?1 AND {order} LIMIT ?3");
+        let (shard, bound, limit) = (partition.shard.0, i64::try_from(bound).unwrap_or(i64::MAX), i64::try_from(limit).unwrap_or(i64::MAX));
+        let read = move |connection: &Connection| {
+            let mut statement = connection.prepare_cached(&sql).map_err(|error| sqlite_read_error(&error))?;
+            let mut rows = statement.query(params![shard, bound, limit]).map_err(|error| sqlite_read_error(&error))?;
+            let (mut events, mut bytes) = (Vec::new(), 0);
+            while bytes < bytes_max {
+                let Some(row) = rows.next().map_err(|error| sqlite_read_error(&error))? else { break };
+                let stored = event(row)?;
+                bytes += stored.event.weight();
+                events.push(stored);
+            }
+            let mut groups = patches::by_entity(events);
+            for (_, events) in &mut groups {
+                resolve(connection, &table, events)?;
+            }
+            Ok(patches::in_place(groups))
+        };
+        self.readers.read(read).await
+    }
+
+    async fn version_at(&self, entity_type: &EntityType, id: &EntityId, event_id: u64) -> Result<Version, StoreError> {
+        let sql = format!("SELECT version FROM {} WHERE entity_id = ?1 AND event_id <= ?2 ORDER BY version DESC LIMIT 1", table(entity_type));
+        let (id, event_id) = (id.clone(), i64::try_from(event_id).unwrap_or(i64::MAX));
+        let read = move |connection: &Connection| {
+            let mut statement = connection.prepare_cached(&sql).map_err(|error| sqlite_read_error(&error))?;
+            let found: Option<i64> =
+                statement.query_row(params![id.as_str(), event_id], |row| row.get(0)).optional().map_err(|error| sqlite_read_error(&error))?;
+            found.map_or(Ok(0), |version| integer(version, "version"))
+        };
+        self.readers.read(read).await
+    }
+
+    fn epoch(&self) -> u64 {
+        // What can be read is durable, so nothing is ever taken back.
+        0
     }
 
     async fn barrier(&self) -> Result<(), StoreError> {
