@@ -309,7 +309,8 @@ impl Bundle {
             entities: before.clone(),
             tasks: places.iter().map(task).collect(),
             done: 0,
-            bytes_left: self.inner.shared.options.batch_bytes_max,
+            // All of it has to go at once, however much a batch may hold.
+            bytes_left: self.inner.shared.store.append_bytes_max(),
             row_bytes_max: self.inner.shared.options.row_bytes_max,
         };
         let unavailable = |reason: String| StoreError::Unavailable(reason);

@@ -1,6 +1,7 @@
 //! The whole server from outside, as services, operators and accidents meet it.
 
 mod bulk;
+mod bundles;
 mod commands;
 mod crash;
 mod feed;
