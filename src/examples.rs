@@ -1,8 +1,12 @@
 //! The entity types of `examples/`, built in: what a server without `entities.path` serves, wherever its binary lies.
 
 /// The modules of the built-in entity types, as (file name, source text); the name is what messages show.
-pub const ENTITIES: &[(&str, &str)] =
-    &[("account.js", include_str!("../examples/bank/entities/account.js")), ("red_packet.js", include_str!("../examples/red_packet/entities/red_packet.js"))];
+pub const ENTITIES: &[(&str, &str)] = &[
+    ("account.js", include_str!("../examples/bank/entities/account.js")),
+    ("message.js", include_str!("../examples/chat/entities/message.js")),
+    ("red_packet.js", include_str!("../examples/red_packet/entities/red_packet.js")),
+    ("room.js", include_str!("../examples/chat/entities/room.js")),
+];
 
 #[cfg(test)]
 mod tests {
