@@ -16,5 +16,6 @@ pub use client::{Handled, Link, Sent};
 
 /// Where links are asked for.
 pub const PATH: &str = "/v1/cluster/link";
-/// The media type of their frames.
-pub const MEDIA_TYPE: &str = "application/x-quokka-link";
+/// The media type of their frames. A change of the frames takes another one, so that nodes of two versions know that they do not understand each
+/// other, and handle everything themselves.
+pub const MEDIA_TYPE: &str = "application/x-quokka-link-1";

@@ -6,6 +6,7 @@ use super::Shared;
 use super::body::{self, Body, Chunk};
 use super::limits::{self, RequestBody};
 use super::problem::{Code, Problem};
+use crate::cluster::link::MEDIA_TYPE;
 use crate::cluster::peer::FORWARDED;
 use crate::cluster::{Asker, Heartbeat, Refusal};
 use bytes::Bytes;
@@ -57,6 +58,9 @@ pub(super) async fn heartbeat(shared: &Shared, headers: &HeaderMap, body: impl R
 /// `POST /v1/cluster/link`: frames come in the body and go out in the answer, until either end closes it.
 pub(super) fn link(shared: &Arc<Shared>, headers: &HeaderMap, body: impl RequestBody) -> Result<Response<Body>, Problem> {
     check_peer(shared, headers)?;
+    if headers.get(CONTENT_TYPE).is_none_or(|given| given.as_bytes() != MEDIA_TYPE.as_bytes()) {
+        return Err(Problem::new(Code::UnsupportedMediaType, format!("links are {MEDIA_TYPE} here: the other node is of another version")));
+    }
     if !shared.cluster.takes_links() {
         return Err(Problem::unavailable("this node cannot reach the database, or is stopping"));
     }
@@ -77,7 +81,7 @@ pub(super) fn link(shared: &Arc<Shared>, headers: &HeaderMap, body: impl Request
         }
     });
     let mut response = Response::new(Body::made(sent, task));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(crate::cluster::link::MEDIA_TYPE));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
     Ok(response)
 }
 

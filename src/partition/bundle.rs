@@ -20,6 +20,9 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
+/// How long a bundle waits for its turn at one partition while it has its turn at others.
+const TURN_WAIT_MAX: Duration = Duration::from_millis(300);
+
 /// One command of a bundle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bundled {
@@ -172,7 +175,11 @@ impl Bundle {
         let mut turns: Vec<OwnedMutexGuard<Turn>> = Vec::with_capacity(partitions.len());
         for partition in &partitions {
             let Ok(queue) = self.inner.queue_of(partition) else { return Ok(Attempt::Done(self.unknown_type(partition))) };
-            turns.push(queue.turn.lock_owned().await);
+            match tokio::time::timeout(TURN_WAIT_MAX, queue.turn.lock_owned()).await {
+                Ok(turn) => turns.push(turn),
+                // Whatever holds that partition up must not hold up the others through this bundle.
+                Err(_) => return Ok(Attempt::Again),
+            }
         }
         match self.look_up().await? {
             Recorded::Nothing => {}

@@ -377,3 +377,47 @@ async fn beside_a_hot_entity(place: Place) {
 }
 
 on_each_engine!(a_bundle_with_a_hot_entity_gets_through, beside_a_hot_entity);
+
+/// A stranger's transaction that holds one partition makes a bundle wait that needs it; the other partitions of that bundle hardly notice.
+async fn beside_a_stranger(engine: Engine) {
+    let Some(database) = engine.database().await else { return };
+    let server = Setup::on(database.url()).start();
+    let client = client();
+    // Of shards 10 and 36, so that the free one comes first and is written before the held one is met.
+    let opening = [account("a", "open", "o", 0), account("c9v3", "open", "o", 0)];
+    assert_eq!(bundle(&client, &server.base, &opening).await.unwrap().status, 200);
+    let mut stranger = database.admin().await;
+    mysql_async::prelude::Queryable::query_drop(&mut stranger, "BEGIN").await.unwrap();
+    let held = "INSERT INTO account (shard, event_id, entity_id, version, command_id, command_name, outcome, handler_version, response, handled_at, committed_at) \
+        VALUES (36, 2, 'stranger', 1, 'k', 'open', 'accepted', 'v', '{}', 0, UTC_TIMESTAMP(6))";
+    mysql_async::prelude::Queryable::query_drop(&mut stranger, held).await.unwrap();
+    let waiting = {
+        let (client, base) = (client.clone(), server.base.clone());
+        tokio::spawn(async move { bundle(&client, &base, &[account("a", "deposit", "b", 1), account("c9v3", "deposit", "b", 1)]).await.unwrap() })
+    };
+    let mut slowest = Duration::ZERO;
+    for number in 0..40 {
+        let since = std::time::Instant::now();
+        let reply = crate::support::quokka::post(&client, &server.base, "account/a/deposit", &format!("s{number}"), "{\"amount\":1}").await.unwrap();
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        slowest = slowest.max(since.elapsed());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    println!("{engine:?}: slowest command beside a bundle that waits for a stranger: {slowest:?}");
+    assert!(!waiting.is_finished(), "it needs the partition that is held");
+    assert!(slowest < Duration::from_secs(3), "{slowest:?}");
+    mysql_async::prelude::Queryable::query_drop(&mut stranger, "ROLLBACK").await.unwrap();
+    let reply = waiting.await.unwrap();
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert_eq!((balance(&client, &server.base, "a").await, balance(&client, &server.base, "c9v3").await), (Some(41), Some(1)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bundle_that_waits_for_a_stranger_holds_up_nobody_on_mariadb() {
+    beside_a_stranger(Engine::MariaDb).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bundle_that_waits_for_a_stranger_holds_up_nobody_on_mysql() {
+    beside_a_stranger(Engine::MySql).await;
+}

@@ -14,6 +14,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+/// How often in the time of a lease its holder changes it, and how often the others look.
+const BEATS: u32 = 3;
+const LOOKS: u32 = 5;
+
 /// Elects by a lease in the store.
 pub struct DatabaseElection {
     store: Arc<dyn Store>,
@@ -37,19 +41,28 @@ impl DatabaseElection {
         DatabaseElection { store, own, instance: xid::new().to_string(), ttl }
     }
 
-    /// One look at the lease, and one change where it is due.
+    /// One look at the lease, and one change where it is due. Its holder knows how it stands, and only changes it.
     async fn step(&self, seen: &mut Option<Seen>) -> Result<Leadership, StoreError> {
-        let found = self.store.lease().await?;
         let now = Instant::now();
+        if let Some(Seen { lease: Some(held), .. }) = seen.take_if(|seen| seen.lease.as_ref().is_some_and(|lease| self.is_mine(lease))) {
+            let next = Lease { beat: held.beat.wrapping_add(1), ..held.clone() };
+            if self.store.swap_lease(Some(&held), &next).await? {
+                let told = Leadership::Mine(next.term);
+                *seen = Some(Seen { lease: Some(next), since: now });
+                return Ok(told);
+            }
+            // Somebody thought that this process was gone.
+        }
+        let found = self.store.lease().await?;
         let since = match seen.as_ref() {
             Some(seen) if seen.lease == found => seen.since,
             Some(_) | None => now,
         };
         *seen = Some(Seen { lease: found.clone(), since });
-        let is_mine = found.as_ref().is_some_and(|lease| lease.holder.as_deref() == Some(&self.instance));
         let next = match &found {
-            Some(lease) if is_mine => Lease { beat: lease.beat.wrapping_add(1), ..lease.clone() },
-            Some(lease) if lease.holder.is_some() && now - since < self.ttl => return Ok(leader(lease)),
+            // What became of the last change was not known.
+            Some(lease) if self.is_mine(lease) => Lease { beat: lease.beat.wrapping_add(1), ..lease.clone() },
+            Some(lease) if lease.holder.is_some() && now - since < self.ttl => return Ok(Leadership::Other(lease.member.clone())),
             Some(lease) => self.claim(Term(lease.term.0.saturating_add(1))),
             None => self.claim(Term(1)),
         };
@@ -63,21 +76,21 @@ impl DatabaseElection {
         Ok(Leadership::Unknown)
     }
 
+    fn is_mine(&self, lease: &Lease) -> bool {
+        lease.holder.as_deref() == Some(&self.instance)
+    }
+
     fn claim(&self, term: Term) -> Lease {
         Lease { holder: Some(self.instance.clone()), member: self.own.clone(), term, beat: 0 }
     }
 
     async fn lay_down(&self) {
         let Ok(Some(lease)) = self.store.lease().await else { return };
-        if lease.holder.as_deref() == Some(&self.instance) {
+        if self.is_mine(&lease) {
             // Where this fails the lease runs out by itself.
             let _ = self.store.swap_lease(Some(&lease), &Lease { holder: None, ..lease.clone() }).await;
         }
     }
-}
-
-fn leader(lease: &Lease) -> Leadership {
-    Leadership::Other(lease.member.clone())
 }
 
 #[async_trait]
@@ -109,7 +122,8 @@ impl Election for DatabaseElection {
                     }
                 }
             }
-            if stop.run_until_cancelled(tokio::time::sleep(self.ttl / 8)).await.is_none() {
+            let pause = if matches!(*told.borrow(), Leadership::Mine(_)) { self.ttl / BEATS } else { self.ttl / LOOKS };
+            if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 break;
             }
         }

@@ -10,8 +10,14 @@ use super::statement;
 use crate::core::{EntityType, Event, Partition};
 use crate::store::error::{AppendError, mysql_call_error, mysql_connect_text, mysql_is_unknown_procedure};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 const PROCEDURE: &str = include_str!("../../../schema/mysql/quokka_append_all.sql");
+
+/// How long the statement may take before the server is asked to give it up, and how much longer for its size: a lock that a stranger holds on one
+/// partition must not hold up the others through the rows that were written there before.
+const PATIENCE: Duration = Duration::from_millis(250);
+const PATIENCE_PER_MIB: Duration = Duration::from_millis(250);
 
 /// Writes all or nothing. `statement_max` is the most bytes that a statement may take.
 pub(super) async fn append_all(pool: &Pool, appends: &[(Partition, Vec<Event>)], statement_max: usize) -> Result<(), AppendError> {
@@ -32,10 +38,11 @@ pub(super) async fn append_all(pool: &Pool, appends: &[(Partition, Vec<Event>)],
     if together.as_bytes().len() > statement_max {
         return Err(AppendError::TooLarge);
     }
+    let patience = PATIENCE + PATIENCE_PER_MIB * u32::try_from(together.as_bytes().len() >> 20).unwrap_or(u32::MAX);
     if inserts.len() == 1 {
-        return pool.query(together.as_bytes()).await.map(|_| ()).map_err(append_error);
+        return pool.query_within(together.as_bytes(), patience).await.map(|_| ()).map_err(append_error);
     }
-    match pool.query(together.as_bytes()).await {
+    match pool.query_within(together.as_bytes(), patience).await {
         Err(Failure::Sent(error)) if mysql_is_unknown_procedure(&error) => {
             pool.query(PROCEDURE.as_bytes()).await.map_err(|failure| match failure {
                 // Nothing of the events was sent again, so nothing of them is unknown.
@@ -43,7 +50,7 @@ pub(super) async fn append_all(pool: &Pool, appends: &[(Partition, Vec<Event>)],
                 Failure::Sent(error) => AppendError::Refused(mysql_connect_text(&error)),
                 Failure::TimedOut => AppendError::Unavailable("no answer in time".into()),
             })?;
-            pool.query(together.as_bytes()).await.map(|_| ()).map_err(call_error)
+            pool.query_within(together.as_bytes(), patience).await.map(|_| ()).map_err(call_error)
         }
         outcome => outcome.map(|_| ()).map_err(call_error),
     }
