@@ -8,13 +8,19 @@ use crate::support::place::{Place, on_each_engine};
 use crate::support::quokka::{Server, Setup, client, get, post};
 use crate::support::server::{Database, Engine};
 use mysql_async::prelude::Queryable;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often something is killed in one test.
 fn kills() -> usize {
-    if std::env::var_os("TEST_LONG").is_some_and(|value| value == "1") { 60 } else { 4 }
+    if is_long() { 300 } else { 4 }
+}
+
+fn is_long() -> bool {
+    std::env::var_os("TEST_LONG").is_some_and(|value| value == "1")
 }
 
 /// Readers with pages of several sizes, each at one of the servers, who go on until they are stopped and have read all.
@@ -114,6 +120,50 @@ async fn kill_the_database(database: Database) {
     }
     load.until((kills() + 1) * 100).await;
     let deposits = load.finish().await;
+    check(&targets[0], &deposits).await;
+    readers.finish(&targets[0], &entities()).await;
+}
+
+/// Connections are killed at random moments, and strangers write the next event of some partition, wait, and roll back or vanish.
+async fn disturb(database: Database) {
+    let servers = [Setup::on(database.url()).start(), Setup::on(database.url()).start()];
+    let targets = Arc::new(servers.iter().map(|server| server.base.clone()).collect::<Vec<_>>());
+    let readers = Readers::start(&targets);
+    let load = Load::start("hot", &targets, 8, entities().len());
+    let until = Instant::now() + if is_long() { Duration::from_secs(300) } else { Duration::from_secs(8) };
+    let mut random = StdRng::seed_from_u64(7);
+    let (mut kills, mut strangers) = (0, 0);
+    while Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(random.random_range(5..60))).await;
+        let mut admin = database.admin().await;
+        if random.random_bool(0.5) {
+            let connections: Vec<u64> = admin.query(format!("SELECT id FROM information_schema.processlist WHERE user = '{}'", database.name())).await.unwrap();
+            if let Some(id) = connections.get(random.random_range(0..connections.len().max(1))) {
+                // It may have gone by itself.
+                kills += u32::from(admin.query_drop(format!("KILL {id}")).await.is_ok());
+            }
+            continue;
+        }
+        let entity = format!("hot{}", random.random_range(0..6));
+        admin.query_drop("SET SESSION innodb_lock_wait_timeout = 1").await.unwrap();
+        admin.query_drop("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+        admin.query_drop("BEGIN").await.unwrap();
+        let next = format!(
+            "INSERT INTO account (shard, event_id, entity_id, version, command_id, command_name, outcome, handler_version, response, handled_at, committed_at) \
+             SELECT shard, 1 + (SELECT MAX(event_id) FROM account AS others WHERE others.shard = newest.shard), 'stranger', 1, 'x', 'open', 'accepted', 'v', '{{}}', 0, \
+             UTC_TIMESTAMP(6) FROM account AS newest WHERE entity_id = '{entity}' AND version = 1"
+        );
+        if admin.query_drop(next).await.is_ok() {
+            strangers += 1;
+            tokio::time::sleep(Duration::from_millis(random.random_range(0..150))).await;
+        }
+        if random.random_bool(0.7) {
+            let _ = admin.query_drop("ROLLBACK").await;
+        }
+    }
+    let deposits = load.finish().await;
+    println!("{} commands beside {kills} killed connections and {strangers} transactions of strangers", deposits.len());
+    assert!(kills > 10 && strangers > 5);
     check(&targets[0], &deposits).await;
     readers.finish(&targets[0], &entities()).await;
 }
@@ -265,6 +315,7 @@ macro_rules! alone_on_both {
 
 alone_on_both! {
     durable_before_answer_in_the_feed_whenever_the_database_is_killed: kill_the_database;
+    dense_log_no_event_is_skipped_or_doubled_however_writers_are_disturbed: disturb;
     a_thousand_who_wait_cost_few_statements: an_idle_crowd;
     a_transaction_of_somebody_else_holds_up_one_partition: a_stranger_holds_a_partition;
     dense_log_a_hole_is_never_passed: a_hole_is_never_passed;
