@@ -102,6 +102,8 @@ async fn run(args: &Args, url: &str) {
         let at = |share: usize| times[times.len() * share / 100].as_secs_f64() * 1000.0;
         println!("  to a follower    {name}: p50 {:.1} ms, p99 {:.1} ms after the answer", at(50), at(99));
     }
+    // A stream that was left is noticed when something is sent there, and followed until then.
+    drop(other);
     if url.starts_with("mysql:") {
         println!("  {} waiting    {:.1} statements/s", args.followers, idle(&client, &node.base, url, args.followers).await);
     }
