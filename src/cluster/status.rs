@@ -49,6 +49,7 @@ impl fmt::Display for Status {
         }
         match self.shards.iter().filter(|owner| owner.is_none()).count() {
             0 => Ok(()),
+            1 => writeln!(f, "\none shard has no owner: every node handles its commands itself"),
             unowned => writeln!(f, "\n{unowned} shards have no owner: every node handles their commands itself"),
         }
     }
@@ -80,7 +81,7 @@ NODE       URL                    SHARDS  HEARTBEAT
 a          http://a:9865               2  0.0 s ago
 long-name  http://long-name:9865       1          -
 
-1 shards have no owner: every node handles their commands itself
+one shard has no owner: every node handles its commands itself
 ";
         assert_eq!(status.to_string(), expected);
     }

@@ -20,6 +20,9 @@ use jiff::civil::date;
 use jiff::fmt::temporal::Pieces;
 use std::fmt::Write;
 
+/// How often something is read while connections to the database are lost.
+const TRIES_MAX: usize = 5;
+
 /// A page of history ends after this many bytes of events.
 const PAGE_BYTES: usize = 8 * 1024 * 1024;
 /// How many events are read first, when it is not yet known how large they are.
@@ -69,8 +72,34 @@ fn entity_not_found(EntityKey { entity_type, entity_id }: &EntityKey) -> Problem
     Problem::new(Code::EntityNotFound, "there is no entity of that type and id").with_entity(entity_type, entity_id)
 }
 
+/// Reads until the connection to the database was not lost meanwhile: what was read before it was lost may have been taken back by a crash, although
+/// the barrier after it came through.
+async fn durably<F>(store: &dyn Store, read: impl Fn() -> F) -> Result<Response<Body>, Problem>
+where
+    F: Future<Output = Result<Response<Body>, Problem>>,
+{
+    for _ in 0..TRIES_MAX {
+        let epoch = store.epoch();
+        let answered = read().await?;
+        if store.epoch() == epoch {
+            return Ok(answered);
+        }
+    }
+    Err(Problem::unavailable("the connection was lost again and again"))
+}
+
 /// `GET /v1/entities/{type}/{id}`. `is_durable` tells which versions need no barrier.
 pub async fn entity(
+    store: &dyn Store,
+    entity: &EntityKey,
+    query: Option<&str>,
+    headers: &HeaderMap,
+    is_durable: impl Fn(Version) -> bool,
+) -> Result<Response<Body>, Problem> {
+    durably(store, || entity_once(store, entity, query, headers, &is_durable)).await
+}
+
+async fn entity_once(
     store: &dyn Store,
     entity: &EntityKey,
     query: Option<&str>,
@@ -156,6 +185,10 @@ fn page(query: Option<&str>) -> Result<Page, Problem> {
 
 /// `GET /v1/entities/{type}/{id}/events`.
 pub async fn history(store: &dyn Store, entity: &EntityKey, query: Option<&str>) -> Result<Response<Body>, Problem> {
+    durably(store, || history_once(store, entity, query)).await
+}
+
+async fn history_once(store: &dyn Store, entity: &EntityKey, query: Option<&str>) -> Result<Response<Body>, Problem> {
     let page = page(query)?;
     let content = if page.shows_state { Content::Whole } else { Content::WithoutState };
     let (mut bound, mut count, mut read_bytes, mut read_next) = (page.after.unwrap_or(0), 0, 0, FIRST_READ);
@@ -208,6 +241,10 @@ fn write_event(out: &mut String, stored: &StoredEvent, shows_state: bool) -> Res
 
 /// `GET /v1/entities/{type}`.
 pub async fn list(store: &dyn Store, handlers: &HandlerSet, entity_type: &str, query: Option<&str>) -> Result<Response<Body>, Problem> {
+    durably(store, || list_once(store, handlers, entity_type, query)).await
+}
+
+async fn list_once(store: &dyn Store, handlers: &HandlerSet, entity_type: &str, query: Option<&str>) -> Result<Response<Body>, Problem> {
     let (entity_type, handler) = handlers.get_key_value(entity_type).ok_or_else(|| Problem::unknown_entity_type(entity_type))?;
     let [after, limit] = request::parameters(query, ["after", "limit"])?;
     let after = after.map(|after| EntityId::new(&after, handler.entity_id_max())).transpose();

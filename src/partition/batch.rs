@@ -6,6 +6,7 @@ use super::run::{Base, Run};
 use super::worker::Core;
 use super::{CommandError, queue};
 use crate::core::{Answer, CommandId, EntityId, Event, Outcome, Replay, State};
+use crate::store::barrier_since;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -227,10 +228,11 @@ impl Core {
         }
         let mut patience = self.patience();
         loop {
+            let epoch = self.shared.store.epoch();
             let look = async {
                 let found = self.shared.store.find(&self.partition.entity_type, &keys).await?;
                 if found.iter().any(Option::is_some) {
-                    self.shared.store.barrier().await?;
+                    barrier_since(&*self.shared.store, epoch).await?;
                 }
                 Ok(found)
             };
@@ -275,10 +277,14 @@ impl Core {
                 }
             }
         }
-        // What the callers hear rests on rows that were only read.
+        // What the callers hear rests on rows that were only read, and that are gone where the database crashed since.
         let mut patience = self.patience();
         while let Err(error) = self.shared.store.barrier().await {
             patience.wait(error).await?;
+        }
+        if self.shared.store.epoch() != run.epoch {
+            run.bases.iter().for_each(|base| self.shared.caches.forget_state(&self.partition, &base.before.id));
+            return Ok(());
         }
         for (at, outcome) in run.outcomes.into_iter().enumerate() {
             let verdict = &mut batch.verdicts[run.indices[at]];

@@ -13,7 +13,7 @@ use super::worker::Backoff;
 use super::{Command, CommandError, HandlersInForce, Inner, Partitions, Turn, metrics};
 use crate::core::{Answer, EntityId, EntityType, Event, EventOutcome, Failure, Json, LoadedEntity, Outcome, Partition, Replay, State, StoredEvent, Task, Work};
 use crate::handler::Ran;
-use crate::store::{AppendError, StoreError};
+use crate::store::{AppendError, StoreError, barrier_since};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -170,6 +170,7 @@ impl Bundle {
     }
 
     async fn attempt(&mut self) -> Result<Attempt, StoreError> {
+        let epoch = self.inner.shared.store.epoch();
         let partitions: BTreeSet<Partition> = (0..self.commands.len()).map(|index| self.partition_of(index)).collect();
         // In one order, as all do; let go again before anything is waited for.
         let mut turns: Vec<OwnedMutexGuard<Turn>> = Vec::with_capacity(partitions.len());
@@ -201,7 +202,7 @@ impl Bundle {
             if !matches!(self.look_up().await?, Recorded::Nothing) {
                 return Ok(Attempt::Again);
             }
-            self.inner.shared.store.barrier().await?;
+            barrier_since(&*self.inner.shared.store, epoch).await?;
             return Ok(Attempt::Done(Err(refused)));
         }
         let appends = self.events(&runs, &partitions).await?;
@@ -223,6 +224,7 @@ impl Bundle {
 
     /// What is recorded of the command ids; durable where it is anything.
     async fn look_up(&self) -> Result<Recorded, StoreError> {
+        let epoch = self.inner.shared.store.epoch();
         let mut found = self.find().await?;
         let count = |found: &[Option<StoredEvent>]| found.iter().flatten().count();
         if count(&found) > 0 && count(&found) < found.len() {
@@ -232,7 +234,7 @@ impl Bundle {
         if count(&found) == 0 {
             return Ok(Recorded::Nothing);
         }
-        self.inner.shared.store.barrier().await?;
+        barrier_since(&*self.inner.shared.store, epoch).await?;
         if count(&found) == found.len() {
             return Ok(Recorded::All(found.into_iter().flatten().collect()));
         }

@@ -30,6 +30,8 @@ pub(super) struct Run {
     pub entities: Vec<usize>,
     pub bases: Vec<Base>,
     pub outcomes: Vec<Outcome>,
+    /// The store's epoch before anything was read for it.
+    pub epoch: u64,
     numbers: HashMap<EntityId, usize>,
     /// About how many bytes its rows take.
     bytes: usize,
@@ -117,9 +119,9 @@ impl Chunk {
 }
 
 impl Run {
-    pub fn new(handlers: Arc<HandlersInForce>) -> Run {
+    pub fn new(handlers: Arc<HandlersInForce>, epoch: u64) -> Run {
         let (indices, entities, bases, outcomes) = Default::default();
-        Run { handlers, indices, entities, bases, outcomes, numbers: HashMap::new(), bytes: 0 }
+        Run { handlers, indices, entities, bases, outcomes, epoch, numbers: HashMap::new(), bytes: 0 }
     }
 
     /// The entity as this run leaves it, where it touches it.

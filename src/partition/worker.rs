@@ -10,7 +10,7 @@ use super::queue::{Envelope, Holdup, LookUp, Request};
 use super::run::{Chunk, Executed, Run};
 use super::{CommandError, HandlersInForce, Shared, Turn, TypeQueues, metrics};
 use crate::core::{Answer, CommandId, EntityId, Event, LoadedEntity, Partition, State, StoredEvent};
-use crate::store::StoreError;
+use crate::store::{StoreError, barrier_since};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use std::collections::{HashMap, VecDeque};
@@ -465,7 +465,7 @@ impl Prepared {
         if from == self.batch.leaders.len() {
             return;
         }
-        let run = self.run.get_or_insert_with(|| Run::new(handlers.clone()));
+        let run = self.run.get_or_insert_with(|| Run::new(handlers.clone(), core.shared.store.epoch()));
         let known = |id: &EntityId| run.after(id).or_else(|| ahead.get(id).copied()).cloned().or_else(|| core.cached(id));
         let indices = (from..self.batch.leaders.len()).collect();
         let chunk = Chunk::new(&self.batch, indices, run.bytes_left(core.shared.options.batch_bytes_max), known);
@@ -491,7 +491,7 @@ impl Prepared {
 impl Core {
     /// Runs all undecided commands of a batch.
     async fn run_all(self: &Arc<Self>, batch: &Batch, handlers: &Arc<HandlersInForce>) -> Result<Run, CommandError> {
-        let mut run = Run::new(handlers.clone());
+        let mut run = Run::new(handlers.clone(), self.shared.store.epoch());
         let chunk = Chunk::new(batch, batch.undecided(), self.shared.options.batch_bytes_max, |id| self.cached(id));
         run.take(chunk.execute(self.clone(), handlers.clone()).await?);
         Ok(run)
@@ -535,9 +535,10 @@ impl Core {
         let mut patience = self.patience();
         let key = [(entity_id.clone(), command_id.clone())];
         loop {
+            let epoch = self.shared.store.epoch();
             let found = async {
                 let found = self.shared.store.find(&self.partition.entity_type, &key).await?;
-                self.shared.store.barrier().await?;
+                barrier_since(&*self.shared.store, epoch).await?;
                 Ok(found)
             };
             match found.await {

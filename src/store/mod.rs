@@ -85,6 +85,16 @@ pub struct Listed {
     pub version: Version,
 }
 
+/// Returns once everything that was read since the store was at `epoch` is durable. Fails where the connection was lost in between: what was read
+/// before it may have been taken back by a crash, and has to be read again.
+pub async fn barrier_since(store: &dyn Store, epoch: u64) -> Result<(), StoreError> {
+    store.barrier().await?;
+    if store.epoch() == epoch {
+        return Ok(());
+    }
+    Err(StoreError::Unavailable("the connection was lost between a read and its barrier".into()))
+}
+
 /// Keeps events. Every method may be called from many tasks at once, and from several processes on one database.
 ///
 /// Dropping a returned future may or may not have had its effect, as with [`AppendError::Unknown`].
