@@ -89,7 +89,7 @@ pub fn index() -> Response<Body> {
     body::response(concat!(
         r#"{"name":"quokka","version":""#,
         env!("CARGO_PKG_VERSION"),
-        r#"","links":{"entities":"/v1/entities/{type}","commands":"/v1/commands","feed":"/v1/feed","ready":"/health/ready","metrics":"/metrics"}}"#
+        r#"","links":{"entities":"/v1/entities/{type}","commands":"/v1/commands","bundles":"/v1/bundles","feed":"/v1/feed","cluster":"/v1/cluster","ready":"/health/ready","metrics":"/metrics"}}"#
     ))
 }
 

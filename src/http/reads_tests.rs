@@ -200,3 +200,26 @@ async fn a_version_that_is_known_to_be_durable_needs_no_barrier() {
     assert!(read.is_ok());
     assert_eq!(store.barriers.into_inner(), 0);
 }
+
+/// The database crashes between a read and its barrier, comes back without what was read, and lets the barrier pass.
+#[tokio::test]
+async fn durable_before_answer_what_a_crash_took_back_is_not_told() {
+    let template = memory().events.into_inner().unwrap()[0].clone();
+    let crashing = |crashes: usize| {
+        let events = (1..=9).map(|version| StoredEvent { event: Event { version, event_id: version, ..template.event.clone() }, ..template.clone() });
+        let store = Memory::holding(events.collect());
+        store.crashes.store(crashes, std::sync::atomic::Ordering::Relaxed);
+        store
+    };
+    let handlers = handlers();
+    for (crashes, newest) in [(0, 9), (1, 8), (3, 6)] {
+        let entity = reads::entity(&crashing(crashes), &key("a1"), None, &HeaderMap::new(), |_| false).await.unwrap();
+        assert_eq!(entity.headers()["etag"], format!("\"{newest}\""), "{crashes} crashes");
+        let history = shown(reads::history(&crashing(crashes), &key("a1"), Some("order=desc&limit=1")).await);
+        assert!(history.contains(&format!("{{\"version\":{newest},")), "{history}");
+        let listed = shown(reads::list(&crashing(crashes), &handlers, "account", None).await);
+        assert!(listed.contains(&format!("\"version\":{newest}}}")), "{listed}");
+    }
+    let never = shown(reads::entity(&crashing(7), &key("a1"), None, &HeaderMap::new(), |_| false).await);
+    assert_eq!(never, "503 storage-unavailable");
+}

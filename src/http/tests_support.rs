@@ -9,7 +9,7 @@ use crate::handler::{HandlerSet, Handlers, HandlersUnavailable, Ran};
 use crate::store::{AppendError, Content, Lease, Listed, Order, Store, StoreError};
 use async_trait::async_trait;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Events of one entity type, in the order of their ids; counts barriers.
@@ -18,11 +18,15 @@ pub struct Memory {
     pub events: Mutex<Vec<StoredEvent>>,
     pub barriers: AtomicUsize,
     pub largest_page: AtomicUsize,
+    /// How many barriers still meet a crash that takes the newest event back.
+    pub crashes: AtomicUsize,
+    epoch: AtomicU64,
 }
 
 impl Memory {
     pub fn holding(events: Vec<StoredEvent>) -> Memory {
-        Memory { identity: LogIdentity::new([7; 32]), events: Mutex::new(events), barriers: AtomicUsize::new(0), largest_page: AtomicUsize::new(0) }
+        let (barriers, largest_page, crashes, epoch) = Default::default();
+        Memory { identity: LogIdentity::new([7; 32]), events: Mutex::new(events), barriers, largest_page, crashes, epoch }
     }
 
     fn of(&self, id: &EntityId) -> Vec<StoredEvent> {
@@ -136,11 +140,15 @@ impl Store for Memory {
     }
 
     fn epoch(&self) -> u64 {
-        0
+        self.epoch.load(Ordering::Relaxed)
     }
 
     async fn barrier(&self) -> Result<(), StoreError> {
         self.barriers.fetch_add(1, Ordering::Relaxed);
+        if self.crashes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |crashes| crashes.checked_sub(1)).is_ok() {
+            self.events.lock().unwrap().pop();
+            self.epoch.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(())
     }
 
