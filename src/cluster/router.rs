@@ -159,10 +159,11 @@ impl Router {
             Asker::Node => None,
         };
         if let Some(link) = route
-            && let Some(found) = link.look_up(entity, command_id, partitions.timeout()).await
+            && let Some(Ok(found)) = link.look_up(entity, command_id, partitions.timeout()).await
         {
-            return found;
+            return Ok(found);
         }
+        // The owner cannot say; the database can.
         partitions.look_up(entity, command_id).await
     }
 

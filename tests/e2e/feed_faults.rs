@@ -185,12 +185,12 @@ async fn an_idle_crowd(database: Database) {
     let polls: Vec<_> = (0..500).map(poll).collect();
     followers(&server, 1000.0).await;
     let mut admin = database.admin().await;
-    let before = questions(&mut admin).await;
+    let before = reads(&mut admin).await;
     let began = Instant::now();
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let asked = questions(&mut admin).await - before;
+    let asked = reads(&mut admin).await - before;
     let seconds = began.elapsed().as_secs_f64();
-    assert!((asked as f64) < 10.0 * seconds, "{asked} statements in {seconds} s");
+    assert!((asked as f64) < 10.0 * seconds, "{asked} reads in {seconds} s");
     // All of them hear of the next commit.
     post(&client(), &server.base, "account/a/deposit", "d-2", r#"{"amount":1}"#).await.unwrap();
     for stream in &mut streams {
@@ -201,8 +201,9 @@ async fn an_idle_crowd(database: Database) {
     }
 }
 
-async fn questions(admin: &mut mysql_async::Conn) -> u64 {
-    let row: (String, u64) = admin.query_first("SHOW GLOBAL STATUS LIKE 'Questions'").await.unwrap().unwrap();
+/// Reads that the server was asked for. Opening a connection, as one that idled for too long is, asks for none.
+async fn reads(admin: &mut mysql_async::Conn) -> u64 {
+    let row: (String, u64) = admin.query_first("SHOW GLOBAL STATUS LIKE 'Com_select'").await.unwrap().unwrap();
     row.1
 }
 
