@@ -1,6 +1,7 @@
 //! Several quokka processes on one database, each on a port of its own that it keeps when it is started again.
 
 use super::place::Place;
+use super::port;
 use super::quokka::{Server, Setup, get};
 use super::wire::Wire;
 use quokka::cluster::Status;
@@ -48,7 +49,7 @@ impl Nodes {
     /// As [`Nodes::start`], where the nodes' settings depend on the URLs of all: by number, setup and URLs.
     pub async fn start_knowing(setups: Vec<Setup>, complete: impl Fn(usize, Setup, &[String]) -> Setup) -> Nodes {
         let turn = TURN.lock().await;
-        let ports: Vec<u16> = setups.iter().map(|_| free_port()).collect();
+        let ports: Vec<u16> = setups.iter().map(|_| port::free()).collect();
         let mut wires = Vec::new();
         for port in &ports {
             wires.push(Wire::to(*port).await);
@@ -173,9 +174,4 @@ impl Nodes {
 
 fn number(name: &str) -> usize {
     name.trim_start_matches('n').parse().unwrap()
-}
-
-/// A port of 127.0.0.1 that is free now.
-pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

@@ -1,6 +1,6 @@
 //! A real etcd, on free ports and data of its own. It never outlives the test: a shell that waits on a pipe from the test process kills it.
 
-use super::cluster::free_port;
+use super::port;
 use etcd_client::{Client, ConnectOptions};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::Path;
@@ -27,7 +27,7 @@ impl Etcd {
             eprintln!("not tested: etcd is not installed");
             return None;
         }
-        let mut etcd = Etcd { dir: tempfile::tempdir().unwrap(), port: free_port(), peer_port: free_port(), supervisor: None };
+        let mut etcd = Etcd { dir: tempfile::tempdir().unwrap(), port: port::free(), peer_port: port::free(), supervisor: None };
         etcd.restart().await;
         Some(etcd)
     }

@@ -4,6 +4,7 @@ pub mod cluster;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod place;
+pub mod port;
 pub mod proxy;
 pub mod quokka;
 pub mod server;

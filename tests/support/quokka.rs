@@ -1,5 +1,6 @@
-//! A quokka server as a process of its own, started from the binary under test on a port that the system chooses.
+//! A quokka server as a process of its own, started from the binary under test on a port that is free.
 
+use super::port;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -46,7 +47,9 @@ impl Setup {
     /// Starts the server; what it logged where it does not come up.
     pub fn try_start(&self) -> Result<Server, String> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_quokka"));
-        command.arg("serve").arg("--listen").arg(&self.listen).arg("--storage").arg(&self.storage);
+        // One that the system chose could be somebody else's when the server is killed and started again on it.
+        let listen = self.listen.strip_suffix(":0").map_or_else(|| self.listen.clone(), |host| format!("{host}:{}", port::free()));
+        command.arg("serve").arg("--listen").arg(listen).arg("--storage").arg(&self.storage);
         if let Some(folder) = &self.entities {
             command.arg("--entities").arg(folder);
         }

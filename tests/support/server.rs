@@ -207,7 +207,7 @@ impl Server {
             return Some(Server { engine, port: admin.tcp_port(), admin, own: None, lock: RwLock::default() });
         }
         let dir = tempfile::Builder::new().prefix("quokka-test-").tempdir().unwrap().keep();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = super::port::free();
         let Some(command) = (match engine {
             Engine::MariaDb => mariadb(&dir),
             Engine::MySql => mysql(&dir),
