@@ -18,6 +18,8 @@ pub mod member;
 pub mod peer;
 pub mod router;
 mod status;
+#[cfg(test)]
+mod tests_support;
 
 pub use heartbeat::{Heartbeat, NodeStatus, Refusal, Reply};
 pub use router::{Asker, Pending, Router};
