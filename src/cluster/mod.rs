@@ -17,6 +17,8 @@ pub mod link;
 pub mod member;
 pub mod peer;
 pub mod router;
+#[cfg(test)]
+mod router_tests;
 mod status;
 #[cfg(test)]
 mod tests_support;

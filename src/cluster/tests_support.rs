@@ -36,11 +36,12 @@ struct Notes {
     texts: Vec<String>,
 }
 
-/// `note TEXT` makes the entity where it is missing and answers all texts so far; `open` makes it; `tear` needs it.
+/// The one entity type.
 pub fn account() -> EntityType {
     EntityType::trusted("account")
 }
 
+/// `note TEXT` makes the entity where it is missing and answers all texts so far; `open` only makes it; `tear` needs it.
 fn handlers(store: &dyn Store) -> HandlerSet {
     let note = |text: String, notes: &mut Notes| {
         notes.texts.push(text);
@@ -181,6 +182,17 @@ impl Session {
                 ToOwner::Command(ask) => return ask.into_owned(),
                 ToOwner::Ping => self.say(&FromOwner::Pong).await,
                 ToOwner::LookUp { .. } => panic!("nobody looks anything up"),
+            }
+        }
+    }
+
+    /// The number of the next look-up.
+    pub async fn look_up(&mut self) -> u64 {
+        loop {
+            match self.hear().await.expect("a look-up comes") {
+                ToOwner::LookUp { number, .. } => return number,
+                ToOwner::Ping => self.say(&FromOwner::Pong).await,
+                ToOwner::Command(ask) => panic!("{} is passed on", ask.command.command_id),
             }
         }
     }
