@@ -10,7 +10,9 @@
 
 pub mod client;
 pub mod server;
-mod wire;
+#[cfg(test)]
+mod tests;
+pub(super) mod wire;
 
 pub use client::{Handled, Link, Sent};
 

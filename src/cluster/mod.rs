@@ -17,7 +17,11 @@ pub mod link;
 pub mod member;
 pub mod peer;
 pub mod router;
+#[cfg(test)]
+mod router_tests;
 mod status;
+#[cfg(test)]
+mod tests_support;
 
 pub use heartbeat::{Heartbeat, NodeStatus, Refusal, Reply};
 pub use router::{Asker, Pending, Router};

@@ -1,13 +1,14 @@
 //! The router: hands each command to the worker of its partition, here or on the node that owns it.
 //!
 //! Which way a command goes is a matter of speed; every way leads to the same keys. What a way has to keep is the order of what one client sends: so
-//! the way of a shard changes only when all that went the old way is answered, and what comes meanwhile waits for that.
+//! the way of a shard changes only when all that went the old way is answered, and what comes meanwhile waits for that. It waits for the answers, not for
+//! those who asked to read them: a client that reads nothing holds up nobody else.
 
 use super::link::client::{Handled, Shared, Waiting};
 use super::link::{Link, Sent};
 use crate::core::{Answer, CommandId, EntityType, Member, NodeId, ShardId, ShardMap};
 use crate::metrics::Fallback;
-use crate::partition::{self, Command, CommandError, EntityKey, Partitions, WhenFull};
+use crate::partition::{self, Command, CommandError, EntityKey, Kept, Partitions, WhenFull};
 use arc_swap::ArcSwap;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,12 +42,8 @@ pub struct Router {
     links: Mutex<BTreeMap<NodeId, Arc<Link>>>,
 }
 
-/// A command that has its place in a queue, here or at its owner.
-pub struct Pending {
-    place: Place,
-    /// Keeps the shard's way as it is.
-    _way: Option<OwnedRwLockReadGuard<Way>>,
-}
+/// A command that has its place in a queue, here or at its owner. Its shard's way stays as it is until it is answered.
+pub struct Pending(Place);
 
 enum Place {
     Here(partition::Pending),
@@ -56,7 +53,7 @@ enum Place {
 impl Pending {
     /// Waits for the answer.
     pub async fn answer(self) -> Handled {
-        match self.place {
+        match self.0 {
             Place::Here(pending) => Handled { result: pending.answer().await, by: None },
             Place::There(waiting) => waiting.answer().await,
         }
@@ -106,23 +103,24 @@ impl Router {
         let timeout = partitions.timeout();
         let (Some(ways), Asker::Client { trace_id }) = (&self.ways, asker) else {
             let pending = partitions.submit(entity_type, command, when_full).await?;
-            return Ok(Pending { place: Place::Here(pending), _way: None });
+            return Ok(Pending(Place::Here(pending)));
         };
         let shard = usize::from(partitions.store().shards().shard_of(&command.entity_id).0);
         let deadline = Instant::now() + timeout;
+        let left = || deadline.saturating_duration_since(Instant::now());
         let (link, way) = self.way(&ways[shard], shard, deadline).await?;
+        let kept: Kept = Some(Box::new(way));
         let Some(link) = link else {
-            let pending = partitions.submit_within(entity_type, command, when_full, deadline.saturating_duration_since(Instant::now())).await?;
-            return Ok(Pending { place: Place::Here(pending), _way: Some(way) });
+            let pending = partitions.submit_within(entity_type, command, when_full, left(), kept).await?;
+            return Ok(Pending(Place::Here(pending)));
         };
-        let place = match link.send(entity_type, command, when_full, deadline.saturating_duration_since(Instant::now()), trace_id).await? {
+        Ok(Pending(match link.send(entity_type, command, when_full, left(), trace_id, kept).await? {
             Sent::Passed(waiting) => Place::There(waiting),
-            Sent::Back(command) => {
+            Sent::Back { command, kept } => {
                 self.shared.metrics.fell_back(Fallback::Unreachable);
-                Place::Here(partitions.submit_within(entity_type, command, when_full, deadline.saturating_duration_since(Instant::now())).await?)
+                Place::Here(partitions.submit_within(entity_type, command, when_full, left(), kept).await?)
             }
-        };
-        Ok(Pending { place, _way: Some(way) })
+        }))
     }
 
     /// The way that a command of the shard takes now; none for here.

@@ -21,7 +21,7 @@ mod worker;
 
 pub use bundle::{BundleError, BundleResult, Bundled, Refusal};
 pub use commits::Commits;
-pub use queue::Pending;
+pub use queue::{Kept, Pending};
 
 use crate::core::{Answer, CommandId, CommandName, EntityId, EntityType, Failure, Json, Partition, Precondition, Replay, ShardId, Version};
 use crate::handler::{HandlerSet, Handlers};
@@ -209,16 +209,23 @@ impl Partitions {
 
     /// Takes a place in the queue of the entity's partition. Commands of one entity are run in the order in which this returns.
     pub async fn submit(&self, entity_type: &EntityType, command: Command, when_full: WhenFull) -> Result<Pending, CommandError> {
-        self.submit_within(entity_type, command, when_full, self.timeout()).await
+        self.submit_within(entity_type, command, when_full, self.timeout(), None).await
     }
 
-    /// As [`Partitions::submit`], for a caller who waits no longer than `timeout`.
-    pub async fn submit_within(&self, entity_type: &EntityType, command: Command, when_full: WhenFull, timeout: Duration) -> Result<Pending, CommandError> {
+    /// As [`Partitions::submit`], for a caller who waits no longer than `timeout` and wants something kept meanwhile.
+    pub async fn submit_within(
+        &self,
+        entity_type: &EntityType,
+        command: Command,
+        when_full: WhenFull,
+        timeout: Duration,
+        kept: Kept,
+    ) -> Result<Pending, CommandError> {
         if when_full == WhenFull::Refuse {
-            return self.try_submit(entity_type, command, timeout);
+            return self.try_submit(entity_type, command, timeout, kept);
         }
         let queue = self.queue(entity_type, &command.entity_id)?;
-        let (request, pending) = queue::command(command, Instant::now() + timeout, queue.holdup);
+        let (request, pending) = queue::command(command, Instant::now() + timeout, queue.holdup, kept);
         queue.requests.send_timeout(request, timeout).await.map_err(|error| match error {
             mpsc::error::SendTimeoutError::Timeout(_) => CommandError::Overloaded { retry_after: queue::RETRY_AFTER },
             mpsc::error::SendTimeoutError::Closed(_) => CommandError::ShuttingDown,
@@ -228,9 +235,9 @@ impl Partitions {
     }
 
     /// As [`Partitions::submit_within`] with [`WhenFull::Refuse`].
-    pub fn try_submit(&self, entity_type: &EntityType, command: Command, timeout: Duration) -> Result<Pending, CommandError> {
+    pub fn try_submit(&self, entity_type: &EntityType, command: Command, timeout: Duration, kept: Kept) -> Result<Pending, CommandError> {
         let queue = self.queue(entity_type, &command.entity_id)?;
-        let (request, pending) = queue::command(command, Instant::now() + timeout, queue.holdup);
+        let (request, pending) = queue::command(command, Instant::now() + timeout, queue.holdup, kept);
         queue.requests.try_send(request).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => CommandError::Overloaded { retry_after: queue::RETRY_AFTER },
             mpsc::error::TrySendError::Closed(_) => CommandError::ShuttingDown,

@@ -2,17 +2,22 @@
 //!
 //! Who gives up first is settled by one atomic: a command that its caller abandons while it is queued is never run, so
 //! the caller may be told that it did not happen; once the worker has claimed it, nobody can know.
+//!
+//! What a caller wants kept while its command is under way ([`Kept`]) is let go by whichever end is done first, whether or not the other one has noticed.
 
 use super::{Command, CommandError, CommandResult};
 use crate::core::{Answer, CommandId, EntityId};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 /// When a caller who met a full queue should try again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What is kept until a command is answered, or given up by its caller, and then dropped. An answer that nobody has read yet keeps nothing.
+pub type Kept = Option<Box<dyn Send + Sync>>;
 
 const QUEUED: u8 = 0;
 const CLAIMED: u8 = 1;
@@ -34,6 +39,19 @@ pub(super) struct LookUp {
 /// What a look-up hears.
 pub(super) type Found = Result<Option<Arc<Answer>>, CommandError>;
 
+/// What both ends of a command share.
+struct Ticket {
+    place: AtomicU8,
+    kept: Mutex<Kept>,
+}
+
+impl Ticket {
+    fn let_go(&self) {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(kept);
+    }
+}
+
 /// A queued command.
 pub(super) struct Envelope {
     pub command: Command,
@@ -41,27 +59,28 @@ pub(super) struct Envelope {
     pub now: i64,
     pub queued_at: Instant,
     pub deadline: Instant,
-    ticket: Arc<AtomicU8>,
+    ticket: Arc<Ticket>,
     reply: oneshot::Sender<CommandResult>,
 }
 
 impl Envelope {
     /// Takes the command for running. False where its caller has gone: drop it then.
     pub fn claim(&self) -> bool {
-        self.ticket.compare_exchange(QUEUED, CLAIMED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.ticket.place.compare_exchange(QUEUED, CLAIMED, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Whether its caller has gone before it was claimed.
     pub fn is_abandoned(&self) -> bool {
-        self.ticket.load(Ordering::Acquire) == ABANDONED
+        self.ticket.place.load(Ordering::Acquire) == ABANDONED
     }
 
     /// Puts a claimed command, of which nothing was sent to the database, back among the queued ones.
     pub fn release(&self) {
-        self.ticket.store(QUEUED, Ordering::Release);
+        self.ticket.place.store(QUEUED, Ordering::Release);
     }
 
     pub fn answer(self, result: CommandResult) {
+        self.ticket.let_go();
         // A caller who has gone needs no answer.
         let _ = self.reply.send(result);
     }
@@ -89,7 +108,7 @@ impl Holdup {
 /// A command that has its place in the queue. Dropping it gives up the place where the command has not started.
 pub struct Pending {
     deadline: Instant,
-    ticket: Arc<AtomicU8>,
+    ticket: Arc<Ticket>,
     holdup: Arc<Holdup>,
     answer: oneshot::Receiver<CommandResult>,
 }
@@ -107,20 +126,21 @@ impl Pending {
     }
 
     fn abandon(&self) -> bool {
-        self.ticket.compare_exchange(QUEUED, ABANDONED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.ticket.place.compare_exchange(QUEUED, ABANDONED, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
         self.abandon();
+        self.ticket.let_go();
     }
 }
 
 /// A command's two ends.
-pub(super) fn command(command: Command, deadline: Instant, holdup: Arc<Holdup>) -> (Request, Pending) {
+pub(super) fn command(command: Command, deadline: Instant, holdup: Arc<Holdup>, kept: Kept) -> (Request, Pending) {
     let (reply, answer) = oneshot::channel();
-    let ticket = Arc::new(AtomicU8::new(QUEUED));
+    let ticket = Arc::new(Ticket { place: AtomicU8::new(QUEUED), kept: Mutex::new(kept) });
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64);
     let pending = Pending { deadline, ticket: ticket.clone(), holdup, answer };
     (Request::Command(Envelope { command, now, queued_at: Instant::now(), deadline, ticket, reply }), pending)

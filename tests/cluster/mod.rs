@@ -6,3 +6,4 @@ mod faults;
 mod forwarding;
 mod load;
 mod owners;
+mod ways;

@@ -14,9 +14,9 @@
 use super::super::peer::Peer;
 use super::wire::{Ask, FromOwner, Reader, ToOwner, write};
 use super::{MEDIA_TYPE, PATH};
-use crate::core::{Answer, CommandId, EntityType, Failure, Member, NodeId, Replay};
+use crate::core::{Answer, CommandId, EntityType, Failure, Member, NodeId, Precondition, Replay};
 use crate::metrics::{Fallback, ForwardMetrics};
-use crate::partition::{Command, CommandError, CommandResult, EntityKey, Partitions, WhenFull};
+use crate::partition::{Command, CommandError, CommandResult, EntityKey, Kept, Partitions, WhenFull};
 use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -80,12 +80,17 @@ pub enum Sent<T> {
     /// It is on its way.
     Passed(T),
     /// The owner cannot be reached: to be handled here.
-    Back(Command),
+    Back {
+        /// It.
+        command: Command,
+        /// What was to be kept until it is answered.
+        kept: Kept,
+    },
 }
 
 /// What goes through a session.
 enum Passed {
-    Command { ask: Box<Ask>, deadline: Instant, reply: oneshot::Sender<Handled> },
+    Command { ask: Box<Ask>, deadline: Instant, reply: oneshot::Sender<Handled>, kept: Kept },
     LookUp { entity: EntityKey, command_id: CommandId, deadline: Instant, reply: oneshot::Sender<Found> },
 }
 
@@ -132,7 +137,7 @@ impl Link {
         &self.owner
     }
 
-    /// Passes a command on. Returns once the command has its place in the order of all that go this way.
+    /// Passes a command on. Returns once the command has its place in the order of all that go this way. `kept` is dropped once it is answered.
     pub async fn send(
         &self,
         entity_type: &EntityType,
@@ -140,12 +145,13 @@ impl Link {
         when_full: WhenFull,
         timeout: Duration,
         trace_id: Option<&str>,
+        kept: Kept,
     ) -> Result<Sent<Waiting>, CommandError> {
-        let Some(session) = self.session().await else { return Ok(Sent::Back(command)) };
+        let Some(session) = self.session().await else { return Ok(Sent::Back { command, kept }) };
         let deadline = Instant::now() + timeout;
         let (reply, waiting) = oneshot::channel();
         let ask = Ask { number: 0, timeout, when_full, trace_id: trace_id.map(str::to_owned), entity_type: entity_type.clone(), command };
-        let passed = Passed::Command { ask: Box::new(ask), deadline, reply };
+        let passed = Passed::Command { ask: Box::new(ask), deadline, reply, kept };
         let closed = match when_full {
             WhenFull::Refuse => match session.commands.try_send(passed) {
                 Ok(()) => None,
@@ -159,10 +165,10 @@ impl Link {
             },
         };
         match closed {
-            Some(Passed::Command { ask, .. }) => {
+            Some(Passed::Command { ask, kept, .. }) => {
                 // Those before it are handed back first.
                 session.drained.cancelled().await;
-                Ok(Sent::Back(ask.command))
+                Ok(Sent::Back { command: ask.command, kept })
             }
             Some(Passed::LookUp { .. }) | None => Ok(Sent::Passed(Waiting { deadline, reply: waiting })),
         }
@@ -333,6 +339,7 @@ impl Talk<'_> {
                     None => return Ended::Broken("the connection is closed".into()),
                 },
                 _ = ticks.tick() => {
+                    self.give_up();
                     let silent = self.heard.elapsed();
                     if silent >= silence_max {
                         return Ended::Broken("nothing is heard from it".into());
@@ -374,6 +381,16 @@ impl Talk<'_> {
                 tracing::error!(%error, "a command cannot be written to a link");
                 hand_back(self.shared, passed, WasSent::No).await;
             }
+        }
+    }
+
+    /// Forgets what an owner that is there never answered, well after its callers have: else it would hold its place for as long as the link lasts.
+    fn give_up(&mut self) {
+        while let Some((number, passed)) = self.pending.first_key_value()
+            && passed.deadline() + 2 * PATIENCE < Instant::now()
+        {
+            let number = *number;
+            self.settle(number);
         }
     }
 
@@ -445,6 +462,12 @@ enum WasSent {
 }
 
 impl Passed {
+    fn deadline(&self) -> Instant {
+        match self {
+            Passed::Command { deadline, .. } | Passed::LookUp { deadline, .. } => *deadline,
+        }
+    }
+
     fn weight(&self) -> usize {
         match self {
             Passed::Command { ask, .. } => ask.command.request.len() + ask.command.command_id.as_str().len() + size_of::<Ask>(),
@@ -456,14 +479,15 @@ impl Passed {
 /// Handles here what was to be passed on. Returns once it has its place in the queue.
 async fn hand_back(shared: &Arc<Shared>, passed: Passed, was_sent: WasSent) {
     match passed {
-        Passed::Command { ask, deadline, reply } => {
+        Passed::Command { ask, deadline, reply, kept } => {
             shared.metrics.fell_back(Fallback::HandedBack);
             let Ask { entity_type, when_full, mut command, .. } = *ask;
             // An earlier try may exist now.
             command.is_fresh_id &= was_sent == WasSent::No;
             let timeout = deadline.saturating_duration_since(Instant::now());
-            let told = move |result| Handled { result: if was_sent == WasSent::Yes { doubted(result) } else { result }, by: None };
-            match shared.partitions.submit_within(&entity_type, command, when_full, timeout).await {
+            let precondition = command.precondition;
+            let told = move |result| Handled { result: if was_sent == WasSent::Yes { doubted(result, precondition) } else { result }, by: None };
+            match shared.partitions.submit_within(&entity_type, command, when_full, timeout, kept).await {
                 Ok(pending) => {
                     tokio::spawn(async move { reply.send(told(pending.answer().await)) });
                 }
@@ -482,11 +506,14 @@ async fn hand_back(shared: &Arc<Shared>, passed: Passed, was_sent: WasSent) {
     }
 }
 
-/// What can be said of a command that another node may handle later, too: what is recorded, and what can never change.
-fn doubted(result: CommandResult) -> CommandResult {
+/// What can be said of a command that another node may handle later, too: what is recorded, and what can never change. An entity that is past the
+/// version that the caller demands never returns to it; one that is not there yet may still come to it before the other node wakes up.
+fn doubted(result: CommandResult, precondition: Option<Precondition>) -> CommandResult {
+    let is_past = |version| matches!(precondition, Some(Precondition::Version(demanded)) if demanded < version);
     match result {
         Ok(answered) => Ok(answered),
-        Err(error @ (CommandError::Reused(_) | CommandError::Failed(Failure::EntityExists { .. } | Failure::VersionMismatch { .. }))) => Err(error),
+        Err(error @ (CommandError::Reused(_) | CommandError::Failed(Failure::EntityExists { .. }))) => Err(error),
+        Err(error @ CommandError::Failed(Failure::VersionMismatch { version })) if is_past(version) => Err(error),
         Err(
             CommandError::Failed(_)
             | CommandError::UnknownEntityType

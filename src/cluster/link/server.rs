@@ -125,7 +125,7 @@ impl Owner {
     fn submit(&mut self, ask: Ask) -> Option<Ask> {
         let again = (ask.when_full == WhenFull::Wait).then(|| ask.clone());
         let Ask { number, timeout, when_full: _, trace_id, entity_type, command } = ask;
-        match self.partitions.try_submit(&entity_type, command, timeout) {
+        match self.partitions.try_submit(&entity_type, command, timeout, None) {
             Ok(pending) => self.running.push(answer_of(number, pending, trace_id)),
             Err(CommandError::Overloaded { .. }) if again.is_some() => return again,
             Err(error) => self.fail(number, error),
